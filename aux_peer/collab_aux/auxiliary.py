@@ -1,0 +1,61 @@
+"""The auxiliary's loop: no work of its own, the other three moves as everyone."""
+
+from __future__ import annotations
+
+import time
+
+from collab_core.averaging import RoundRequest
+from collab_core.peer import Peer
+
+IDLE_S = 0.2
+NEWS_S = 2.0  # after a round somebody publishes what came of it, or everyone tries again
+
+
+class Auxiliary(Peer):
+    """A peer without a GPU that reduces for others, keeps and serves the state, and watches the run."""
+
+    def run(self) -> None:
+        """Help until stopped; `enter` comes first."""
+        try:
+            while not self.stop.is_set():
+                if self.config.is_active:
+                    self.run_epoch()
+                else:
+                    self.assist()
+        finally:
+            self.leave()
+
+    def run_epoch(self) -> None:
+        """Average (sending nothing), update, verify: each epoch's state without downloading it."""
+        average = self.average(None, 0.0)
+        if average is None:
+            self.catch_up(f"the swarm went on without us ({self.standing().value})")
+            return
+        self.update(average)
+        self.verify()
+
+    def assist(self) -> None:
+        """Reduce in one round of whatever epoch the others are at, keeping nothing."""
+        tip = self.winning_tip()
+        if tip.epoch < 0:
+            time.sleep(IDLE_S)
+            self.swarm.check_alive()
+            return
+        self.averager.set_epoch(tip.epoch)
+        outcome = self.averager.round(
+            RoundRequest(
+                epoch=tip.epoch,
+                parent_root=tip.root,
+                wants_average=False,
+                companions=lambda: self.companions(tip.epoch, tip.root),
+                should_stop=lambda: self.stop.is_set() or self.winning_tip().root != tip.root,
+                is_patient=True,
+            ),
+            self.stop,
+        )
+        if outcome.members and not outcome.failure:
+            names = {self.swarm.name_of(peer_id): int(weight) for peer_id, weight in outcome.members.items()}
+            self.events.write("assisted", epoch=tip.epoch, members=names, bytes_sent=outcome.bytes_sent)
+            deadline = time.monotonic() + NEWS_S
+            while self.winning_tip().root == tip.root and time.monotonic() < deadline and not self.stop.is_set():
+                time.sleep(IDLE_S)

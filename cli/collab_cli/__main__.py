@@ -1,0 +1,5 @@
+"""`python -m collab_cli` is `collab`."""
+
+from collab_cli.app import main
+
+main()

@@ -1,0 +1,65 @@
+"""Errors as people see them: a box with a code, what happened and what to do; never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from collab_core.errors import Code, CollabError
+
+DOCS_HINT = "docs/reference/errors.md"
+
+
+def show_error(error: CollabError) -> None:
+    """Print the box on stderr."""
+    console = Console(stderr=True, highlight=False)
+    body = Text(error.message)
+    body.append("\n\n→ ", style="bold")
+    body.append(error.fix)
+    console.print(Panel(body, title=f"{error.code} · {error.code.title}", title_align="left", border_style="red"))
+
+
+@contextlib.contextmanager
+def errors_in_words(*, verbose: bool = False) -> Iterator[None]:
+    """Map every way a command can end to an exit code: 0 stopped by a person, 2 their mistake, else a failed run."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO if verbose else logging.ERROR,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    if not verbose:
+        for chatty in ("hivemind", "asyncio", "transformers"):
+            logging.getLogger(chatty).setLevel(logging.CRITICAL)
+    try:
+        yield
+    except CollabError as error:
+        show_error(error)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped.")
+        raise typer.Exit(0) from None
+    except BrokenPipeError:
+        # whoever read our output went away (`collab status ... | head`): not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except Exception as error:  # noqa: BLE001 - the last line of defence against tracebacks
+        if verbose:
+            traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        show_error(
+            CollabError(
+                Code.INTERNAL,
+                f"{type(error).__name__}: {error} (in {os.path.basename(place.filename)}, line {place.lineno}).",
+                fix="This is a bug in Collab. Run again with --verbose and report what it prints.",
+            )
+        )
+        raise typer.Exit(1) from None

@@ -1,0 +1,74 @@
+"""Options that several commands share; each has its one default here or in the config class it fills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collab_core.run import Invite, RunFolder
+
+NETWORK = "Network"
+FILES = "Files"
+
+Port = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port to listen on. Default: the port of the last time, or any free one.",
+        rich_help_panel=NETWORK,
+    ),
+]
+HostMaddrs = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Address to listen on, e.g. /ip4/0.0.0.0/tcp/31330. Replaces the default; may be repeated.",
+        rich_help_panel=NETWORK,
+    ),
+]
+AnnounceMaddrs = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Address others should use to reach us, e.g. /ip4/203.0.113.7/tcp/31330. May be repeated.",
+        rich_help_panel=NETWORK,
+    ),
+]
+InitialPeers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Address of a peer to join through, ending in /p2p/<peer ID>. May be repeated.", rich_help_panel=NETWORK
+    ),
+]
+IdentityPath = Annotated[
+    Path | None,
+    typer.Option(help="Key file of this peer. Default: identity.key in the state folder.", rich_help_panel=FILES),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for identity, backup and events.jsonl. Default: where this machine keeps its runs.",
+        rich_help_panel=FILES,
+    ),
+]
+InviteFile = Annotated[
+    Path | None,
+    typer.Option(help="Write an invite to this file once others can join.", rich_help_panel=FILES),
+]
+Name = Annotated[str | None, typer.Option(help="What others see. Default: a friendly name made from the peer ID.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the network's own log messages.")]
+BackupEvery = Annotated[
+    int,
+    typer.Option("--backup-every-step", min=0, help="Epochs between two backups; 0 keeps none.", rich_help_panel=FILES),
+]
+
+
+def read_source(text: str) -> Invite | RunFolder:
+    """An invite, or the folder (or run.toml) of a run. A path that exists wins."""
+    from collab_core.run import Invite, RunFolder, looks_like_invite
+
+    if not Path(text).exists() and (looks_like_invite(text) or "/" not in text):
+        return Invite.decode(text)
+    return RunFolder(Path(text))

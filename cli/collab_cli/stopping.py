@@ -1,0 +1,55 @@
+"""Ctrl-C and SIGTERM: the first asks to leave cleanly, the second leaves now."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+
+LEAVE_WITHIN_S = 9.0
+
+
+class Stopping:
+    """While active, turns signals into a wish to stop.
+
+    Until `when_asked` is called a signal interrupts whatever is going on; afterwards it only sets `event`, and the peer
+    leaves by itself. Should it not manage to, the process ends anyway; the daemon ends with it.
+    """
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._is_polite = False
+        self._old: dict[int, object] = {}
+
+    def __enter__(self) -> Stopping:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._old[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def when_asked(self) -> threading.Event:
+        """From now on the caller looks at the event."""
+        self._is_polite = True
+        return self.event
+
+    def after_hours(self, hours: float | None) -> None:
+        if hours is not None:
+            timer = threading.Timer(hours * 3600, self.event.set)
+            timer.daemon = True
+            timer.start()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.event.is_set():
+            os._exit(130)
+        self.event.set()
+        if not self._is_polite:
+            raise KeyboardInterrupt
+        deadline = threading.Timer(LEAVE_WITHIN_S, os._exit, args=(0,))
+        deadline.daemon = True
+        deadline.start()

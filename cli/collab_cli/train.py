@@ -1,0 +1,119 @@
+"""`collab train`: join a run and compute gradients for it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from collab_cli import options
+from collab_cli.failures import errors_in_words
+from collab_cli.lines import EventLines
+from collab_cli.stopping import Stopping
+
+YOURS = "Your machine"
+
+
+def train(
+    run: Annotated[
+        str, typer.Argument(help="The invite you were given, or the folder of a run.", metavar="INVITE|RUN")
+    ],
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Samples per forward and backward pass.", rich_help_panel=YOURS)
+    ] = 32,
+    accumulate_batches: Annotated[
+        int, typer.Option(min=1, help="Passes between two looks at what the swarm does.", rich_help_panel=YOURS)
+    ] = 1,
+    n_workers: Annotated[int, typer.Option(min=0, help="Threads that prepare data.", rich_help_panel=YOURS)] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=YOURS)] = "auto",
+    epochs: Annotated[
+        int, typer.Option(min=0, help="Leave when the run has reached this epoch; 0 stays.", rich_help_panel=YOURS)
+    ] = 0,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="Leave after this many hours.", rich_help_panel=YOURS)
+    ] = None,
+    name: options.Name = None,
+    client_mode: Annotated[
+        bool,
+        typer.Option(
+            "--client-mode",
+            help="Only dial out: for machines nobody can connect to (NAT, notebooks). Others reduce for you.",
+            rich_help_panel=options.NETWORK,
+        ),
+    ] = False,
+    port: options.Port = None,
+    host_maddrs: options.HostMaddrs = None,
+    announce_maddrs: options.AnnounceMaddrs = None,
+    initial_peers: options.InitialPeers = None,
+    identity_path: options.IdentityPath = None,
+    invite_file: options.InviteFile = None,
+    state_dir: options.StateDir = None,
+    backup_every: options.BackupEvery = 10,
+    sync_args: Annotated[
+        bool,
+        typer.Option(
+            "--sync-args/--no-sync-args",
+            help="With a run folder: take shared settings from the running run, or insist on the file's.",
+        ),
+    ] = True,
+    verbose: options.Verbose = False,
+) -> None:
+    """Join a run and train with the others."""
+    with errors_in_words(verbose=verbose), Stopping() as stopping:
+        console = Console(highlight=False)
+        source = options.read_source(run)
+        with console.status("Loading…"):
+            from collab_core.averaging import FailAt
+            from collab_core.files import replace_file
+            from collab_core.session import open_session
+            from collab_core.swarm import SwarmConfig
+            from collab_trainer import Trainer, TrainerConfig, initial_root, load_task, new_replica, pick_device
+            from collab_trainer.device import describe
+
+            chosen = pick_device(device)
+            swarm_config = SwarmConfig(
+                role="trainer",
+                initial_peers=tuple(initial_peers or ()),
+                host_maddrs=tuple(host_maddrs or ()),
+                announce_maddrs=tuple(announce_maddrs or ()),
+                port=port,
+                client_mode=client_mode,
+                identity_path=identity_path,
+                name=name or "",
+            )
+        console.print("Joining the run…")
+        with open_session(
+            source, swarm_config, state_dir=state_dir, initial_root=initial_root, should_sync=sync_args
+        ) as session:
+            session.events.listen(EventLines(console))
+            settings = session.manifest.settings
+            console.print(f"Run [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}, on {describe(chosen)}.")
+            task = load_task(settings.task)
+            model = task.build_model()
+            peer = Trainer(
+                task=task,
+                model=model,
+                device=chosen,
+                session=session,
+                replica=new_replica(settings, model),
+                config=TrainerConfig(
+                    backup_every=backup_every,
+                    max_epochs=epochs,
+                    batch_size=batch_size,
+                    accumulate_batches=accumulate_batches,
+                    num_workers=n_workers,
+                ),
+                stop=stopping.when_asked(),
+                fail_at=FailAt.from_environment(),
+            )
+            stopping.after_hours(hours)
+            peer.enter()
+            if session.swarm.addresses:
+                invite = session.invite().encode()
+                if invite_file is not None:
+                    replace_file(invite_file.absolute(), invite.encode() + b"\n")
+                if not session.swarm.bootstrap_peers:
+                    console.print("\nYou are the first. Others join with:\n")
+                    console.print(f"collab train {invite}\n", style="bold cyan", soft_wrap=True)
+            peer.run()

@@ -1,0 +1,243 @@
+"""The exact averager: one flat vector, the same bytes for everyone, all parts or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
+
+import torch
+from hivemind.p2p import P2PContext, PeerID, ServicerBase
+from hivemind.proto import averaging_pb2
+
+from collab_core.averaging.codecs import CODECS
+from collab_core.averaging.faults import FailAt
+from collab_core.averaging.feedback import ErrorFeedback
+from collab_core.averaging.group import Group, Member, leader_order, round_key
+from collab_core.averaging.matchmaking import Behind, Call, Matchmaking, NoGroup
+from collab_core.averaging.reduction import Reduction, RoundFailed
+from collab_core.run.settings import RunSettings
+from collab_core.swarm.swarm import Peer, Swarm
+
+LEAVING_GRACE_S = 4.0  # Ctrl-C in the middle of a round: finish it if that is quick
+STOP_POLL_S = 0.25
+GROUP_WAIT_S = 3.0  # a member's first part may overtake the leader's message that tells us of the group
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundRequest:
+    """What a peer brings to a round."""
+
+    epoch: int
+    parent_root: str
+    contribution: torch.Tensor | None = None
+    """Flat float32 on the CPU, read only; None to listen or to reduce for others."""
+    weight: float = 0.0
+    wants_average: bool = True
+    companions: Callable[[], list[Peer]]
+    """Everyone else who should be in this round, as far as we know now."""
+    should_stop: Callable[[], bool]
+    is_patient: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class RoundOutcome:
+    """What came of a round: who took part, what it cost, what was lost."""
+
+    average: torch.Tensor | None = None
+    """None unless every part arrived."""
+    is_behind: bool = False
+    """Somebody finished this epoch without us."""
+    failure: str = ""
+    members: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    matchmaking_s: float = 0.0
+    reducing_s: float = 0.0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    @property
+    def weight(self) -> float:
+        return sum(self.members.values())
+
+
+class ExactAverager(ServicerBase):  # type: ignore[misc]
+    """Averages one flat vector with whoever is at the same epoch of the same history.
+
+    It speaks hivemind's averaging messages over hivemind's transport, but is not a `DecentralizedAverager`: that class
+    forks a process, shares memory with it, averages tensor by tensor, sends re-quantised differences and lets peers of
+    any epoch into a group. What is kept of it is the butterfly: every reachable peer reduces a share for all.
+    """
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        settings: RunSettings,
+        *,
+        layout_hash: bytes,
+        num_values: int,
+        fail_at: FailAt | None = None,
+    ) -> None:
+        self._swarm = swarm
+        self._layout_hash, self.num_values = layout_hash, num_values
+        self._codec = CODECS[settings.strategy.codec]
+        self._weight_cap = float(settings.limits.max_samples_per_peer)
+        self._timeout_s = settings.strategy.averaging_timeout_s
+        self._namespace = swarm.run_hash.hex()
+        self._feedback = ErrorFeedback(num_values)
+        self._fail_at = fail_at
+        self._rounds: dict[bytes, Reduction] = {}
+        self._registered = asyncio.Condition()
+        self._draining: set[asyncio.Task[None]] = set()
+        self._matchmaking = Matchmaking(
+            me=swarm.peer_id,
+            stub_of=self._stub_of,
+            weight_cap=self._weight_cap,
+            matchmaking_time_s=settings.strategy.matchmaking_time_s,
+            on_refused=self._on_refused,
+        )
+        swarm.reactor.run(self._listen(), timeout_s=10)
+
+    async def _listen(self) -> None:
+        if not self._swarm.config.client_mode:
+            await self.add_p2p_handlers(self._swarm.p2p, namespace=self._namespace)
+
+    def _stub_of(self, peer_id: str) -> Any:
+        return type(self).get_stub(self._swarm.p2p, PeerID.from_base58(peer_id), namespace=self._namespace)
+
+    def _on_refused(self, peer_id: str, reason: str) -> None:
+        self._swarm.events.write("refused", peer_id=peer_id, name=self._swarm.name_of(peer_id), reason=reason)
+
+    # --- for the peer's own thread ---
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell those who wait for an earlier epoch that it is over."""
+        self._swarm.reactor.spawn(self._set_epoch(epoch))
+
+    async def _set_epoch(self, epoch: int) -> None:
+        self._matchmaking.set_epoch(epoch)
+
+    def round(self, request: RoundRequest, stop: threading.Event) -> RoundOutcome:
+        """Find a group and average in it. Never raises for what others do: the outcome tells.
+
+        Once `stop` is set a round under way gets a few seconds to finish, then it is left.
+        """
+        future = self._swarm.reactor.spawn(self._round(request))
+        grace = 0.0
+        while grace < LEAVING_GRACE_S:
+            try:
+                return future.result(timeout=STOP_POLL_S)
+            except concurrent.futures.TimeoutError:
+                grace += STOP_POLL_S if stop.is_set() else 0.0
+        future.cancel()
+        return RoundOutcome(failure="left in the middle of the round")
+
+    async def _round(self, request: RoundRequest) -> RoundOutcome:
+        outcome = RoundOutcome()
+        start = time.monotonic()
+        try:
+            group = await self._matchmaking.find_group(self._call(request))
+        except Behind:
+            outcome.is_behind, outcome.failure = True, "somebody finished this epoch already"
+            return outcome
+        except NoGroup as error:
+            outcome.failure = str(error)
+            return outcome
+        finally:
+            outcome.matchmaking_s = time.monotonic() - start
+        start = time.monotonic()
+        reduction = self._reduction(group, request)
+        self._rounds[group.group_id] = reduction
+        async with self._registered:
+            self._registered.notify_all()
+        try:
+            average = await reduction.run()
+            self._feedback.commit()
+            outcome.average = average if request.wants_average else None
+        except RoundFailed as error:
+            self._feedback.discard()
+            outcome.failure = str(error)
+        finally:
+            self._matchmaking.finished()
+            drain = asyncio.create_task(self._drain(group.group_id, reduction))
+            self._draining.add(drain)
+            drain.add_done_callback(self._draining.discard)
+            outcome.reducing_s = time.monotonic() - start
+            outcome.members = group.senders
+            outcome.refused, outcome.lost = dict(reduction.refused), dict(reduction.lost)
+            outcome.bytes_sent, outcome.bytes_received = reduction.bytes_sent, reduction.bytes_received
+        return outcome
+
+    def _call(self, request: RoundRequest) -> Call:
+        key = round_key(self._layout_hash, request.epoch, request.parent_root)
+        me = Member(
+            peer_id=self._swarm.peer_id,
+            epoch=request.epoch,
+            weight=request.weight,
+            can_reduce=not self._swarm.config.client_mode,
+            wants_average=request.wants_average,
+        )
+
+        def leaders() -> list[str]:
+            """Auxiliaries first: they do not train, so they answer at once."""
+            roles = {peer.peer_id: peer.record.role for peer in request.companions() if peer.record.is_direct}
+            if me.can_reduce:
+                roles[me.peer_id] = self._swarm.config.role
+            return leader_order(key, list(roles), frozenset(peer_id for peer_id in roles if roles[peer_id] == "aux"))
+
+        def expected() -> set[str]:
+            return {peer.peer_id for peer in request.companions()}
+
+        return Call(key, me, leaders, expected, request.should_stop, request.is_patient)
+
+    def _reduction(self, group: Group, request: RoundRequest) -> Reduction:
+        return Reduction(
+            me=self._swarm.peer_id,
+            group=group,
+            contribution=request.contribution,
+            num_values=self.num_values,
+            epoch=request.epoch,
+            codec=self._codec,
+            feedback=self._feedback,
+            weight_cap=self._weight_cap,
+            timeout_s=self._timeout_s,
+            stub_of=self._stub_of,
+            on_refused=self._on_refused,
+            fail_at=self._fail_at,
+        )
+
+    async def _drain(self, group_id: bytes, reduction: Reduction) -> None:
+        """Others may still need our part; the next epoch does not wait for them."""
+        try:
+            await reduction.drain()
+        finally:
+            del self._rounds[group_id]
+
+    # --- for others ---
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """Another peer asks us to lead its round."""
+        async for message in self._matchmaking.serve_join(request, context.remote_id.to_base58()):
+            yield message
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """A member of our group sends its parts and waits for the averages."""
+        hello = await asyncio.wait_for(anext(stream), self._timeout_s)
+        try:
+            async with self._registered:
+                await asyncio.wait_for(self._registered.wait_for(lambda: hello.group_id in self._rounds), GROUP_WAIT_S)
+        except asyncio.TimeoutError:
+            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+            return
+        reduction = self._rounds[hello.group_id]
+        async for message in reduction.serve(stream, context.remote_id.to_base58()):
+            yield message

@@ -1,0 +1,30 @@
+"""Faults on purpose: `fail_at` kills this peer in the middle of a round, for tests of what others do then."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+ENVIRONMENT_VARIABLE = "COLLAB_FAIL_AT"
+
+
+@dataclass(frozen=True, slots=True)
+class FailAt:
+    """Die (kill -9) at a stage of the round of an epoch."""
+
+    stage: str
+    epoch: int
+
+    @classmethod
+    def from_environment(cls) -> FailAt | None:
+        """`COLLAB_FAIL_AT=reduce:3` dies after reducing the first part of epoch 3."""
+        text = os.environ.get(ENVIRONMENT_VARIABLE)
+        if not text:
+            return None
+        stage, _, epoch = text.partition(":")
+        return cls(stage, int(epoch))
+
+    def reached(self, stage: str, epoch: int) -> None:
+        if stage == self.stage and epoch == self.epoch:
+            os.kill(os.getpid(), signal.SIGKILL)

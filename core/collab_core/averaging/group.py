@@ -1,0 +1,109 @@
+"""A group: who averages together in one round, and which part of the vector each of them reduces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgpack
+from blake3 import blake3
+from hivemind.averaging.load_balancing import load_balance_peers
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+PART_VALUES = 2**17  # 512 KiB of float32: well below the daemon's message limit, large enough to stream well
+MAX_GATHER_BYTES = 1024
+
+
+class Member(BaseModel):
+    """What a peer declares when it joins a round. Others hold it to that."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    peer_id: Annotated[str, Field(max_length=128)]
+    epoch: Annotated[int, Field(ge=0)]
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Samples behind the contribution; 0 sends nothing and only listens."""
+    can_reduce: bool
+    """Others can connect to it, so it may reduce a part for them."""
+    wants_average: bool = True
+
+    def to_bytes(self) -> bytes:
+        return bytes(msgpack.packb(self.model_dump()))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Member | None:
+        if len(data) > MAX_GATHER_BYTES:
+            return None
+        try:
+            return cls.model_validate(msgpack.unpackb(data))
+        except (ValidationError, ValueError, msgpack.UnpackException):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of the flat vector that one peer reduces in one piece."""
+
+    start: int
+    stop: int
+
+    @property
+    def num_values(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A closed group. Everyone in it computes the same division of labour from the same members."""
+
+    group_id: bytes
+    members: tuple[Member, ...]
+
+    @property
+    def peer_ids(self) -> tuple[str, ...]:
+        return tuple(member.peer_id for member in self.members)
+
+    @property
+    def senders(self) -> dict[str, float]:
+        """Who contributes, with which declared weight."""
+        return {member.peer_id: member.weight for member in self.members if member.weight > 0}
+
+    def parts(self, num_values: int) -> dict[str, list[Part]]:
+        """Each reducer's parts, in the order in which they travel."""
+        bandwidths = [None if member.can_reduce else 0.0 for member in self.members]
+        shares = load_balance_peers(num_values, bandwidths)
+        plan: dict[str, list[Part]] = {}
+        start = 0
+        for member, share in zip(self.members, shares, strict=True):
+            if share:
+                plan[member.peer_id] = split(start, start + share)
+            start += share
+        return plan
+
+
+def split(start: int, stop: int) -> list[Part]:
+    """Cut a stretch into parts of at most PART_VALUES."""
+    return [Part(first, min(first + PART_VALUES, stop)) for first in range(start, stop, PART_VALUES)]
+
+
+def round_key(layout_hash: bytes, epoch: int, parent_root: str) -> bytes:
+    """What must be equal to average together. hivemind's group key knows no epoch; this is its schema hash here."""
+    return blake3(b"collab round v1\0" + layout_hash + epoch.to_bytes(8, "big") + bytes.fromhex(parent_root)).digest()
+
+
+def check_weight(weight: float, cap: float) -> str:
+    """Why a weight is refused; empty if it is fine."""
+    if not math.isfinite(weight) or weight < 0:
+        return f"weight {weight!r} is not a number of samples"
+    if weight > cap:
+        return f"weight {weight:g} is above the run's limit of {cap:g} samples per peer and epoch"
+    return ""
+
+
+def leader_order(key: bytes, peer_ids: Sequence[str], preferred: frozenset[str]) -> list[str]:
+    """Who should lead this round, best first. Everyone who knows the same peers comes to the same order."""
+    return sorted(
+        peer_ids, key=lambda peer_id: (peer_id not in preferred, blake3(key + peer_id.encode()).digest(), peer_id)
+    )

@@ -1,0 +1,274 @@
+"""How a round finds its group.
+
+hivemind's matchmaking looks for leaders in the DHT and closes a group when a fixed number came or the time is up. Our
+peer records already say who is alive at which epoch, so everyone ranks the possible leaders alike, asks the best one,
+and the leader closes the group the moment everyone expected is there. The messages are hivemind's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.proto import averaging_pb2
+
+from collab_core.averaging.group import Group, Member, check_weight
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Message = Any  # averaging_pb2.MessageFromLeader
+
+ANSWER_TIMEOUT_S = 4.0  # a leader that does not even answer is not one
+POLL_S = 0.1
+NETWORK_ERRORS = (StopAsyncIteration, P2PDaemonError, P2PHandlerError, ControlFailure, OSError)
+
+
+class NoGroup(Exception):
+    """No group came together; try again or look around first."""
+
+
+class Behind(Exception):
+    """Somebody already finished this epoch without us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A peer's wish to average now."""
+
+    key: bytes
+    me: Member
+    leaders: Callable[[], list[str]]
+    """Peers that could lead, best first, this peer among them if others can reach it."""
+    expected: Callable[[], set[str]]
+    """Everybody a leader should wait for; asked again and again, as people come and go."""
+    should_stop: Callable[[], bool]
+    is_patient: bool = False
+    """An auxiliary waits for the first trainer as long as it takes."""
+
+
+@dataclass(slots=True, eq=False)
+class Follower:
+    key: bytes
+    member: Member
+    answer: asyncio.Future[Message]
+
+
+class Matchmaking:
+    """Leads or follows, one call at a time. Requests that come before our own call are kept until we get there."""
+
+    def __init__(
+        self,
+        *,
+        me: str,
+        stub_of: Callable[[str], Any],
+        weight_cap: float,
+        matchmaking_time_s: float,
+        on_refused: Callable[[str, str], None],
+    ) -> None:
+        self._me, self._stub_of, self._weight_cap = me, stub_of, weight_cap
+        self._window_s, self._on_refused = matchmaking_time_s, on_refused
+        self._epoch = 0
+        self._call: Call | None = None
+        self._leader: str | None = None
+        self._running: bytes | None = None
+        self._followers: dict[str, Follower] = {}
+        self._joined = asyncio.Event()
+
+    def set_epoch(self, epoch: int) -> None:
+        """We are now at this epoch; whoever still waits for an earlier one is told that it is over."""
+        self._epoch = epoch
+        for follower in list(self._followers.values()):
+            if follower.member.epoch < epoch:
+                self._answer(follower, averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_SCHEMA_HASH))
+
+    async def find_group(self, call: Call) -> Group:
+        """The group for this call. Raises NoGroup or Behind."""
+        assert self._call is None, "one round at a time"
+        self._call = call
+        tried: set[str] = set()
+        try:
+            while not call.should_stop():
+                leaders = call.leaders()
+                above = leaders[: leaders.index(self._me)] if self._me in leaders else leaders
+                leader = next((peer_id for peer_id in above if peer_id not in tried), None)
+                if leader is not None:
+                    tried.add(leader)
+                    group = await self._follow(leader, call, tried)
+                elif call.me.can_reduce:
+                    group = await self._lead(call)
+                else:
+                    raise NoGroup("no peer that others can reach leads this round")
+                if group is not None:
+                    self._running = call.key
+                    return group
+            raise NoGroup("stopped")
+        finally:
+            self._call = self._leader = None
+
+    def finished(self) -> None:
+        """The round of the last group is over, well or not."""
+        self._running = None
+
+    # --- following ---
+
+    async def _follow(self, leader: str, call: Call, tried: set[str]) -> Group | None:
+        """Ask a peer to lead us; None if neither it nor the one it sends us to does."""
+        self._leader = leader
+        suggestion = PeerID.from_base58(leader).to_bytes()
+        for follower in list(self._followers.values()):
+            if follower.key == call.key:
+                self._answer(
+                    follower,
+                    averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_DISBANDED, suggested_leader=suggestion),
+                )
+        request = averaging_pb2.JoinRequest(
+            schema_hash=call.key, gather=call.me.to_bytes(), client_mode=not call.me.can_reduce
+        )
+        stream = None
+        try:
+            stream = await asyncio.wait_for(self._stub_of(leader).rpc_join_group(request), ANSWER_TIMEOUT_S)
+            message = await asyncio.wait_for(anext(stream), ANSWER_TIMEOUT_S)
+            if message.code == averaging_pb2.ACCEPTED:
+                # the leader may still have to finish its own work before its window starts
+                patience_s = None if call.is_patient else 2 * self._window_s + ANSWER_TIMEOUT_S
+                message = await self._unless_stopped(anext(stream), call, patience_s)
+            if message is None:
+                return None
+            if message.code == averaging_pb2.BAD_SCHEMA_HASH:
+                raise Behind
+            if message.code == averaging_pb2.PROTOCOL_VIOLATION:
+                raise NoGroup(f"refused by {leader}")
+            if message.code == averaging_pb2.BEGIN_ALLREDUCE:
+                return self._read_group(message)
+            suggested = PeerID(message.suggested_leader).to_base58() if message.suggested_leader else self._me
+        except (asyncio.TimeoutError, *NETWORK_ERRORS) as error:
+            logger.info("%s does not lead us: %r", leader, error)
+            return None
+        finally:
+            self._leader = None
+            if stream is not None:
+                with contextlib.suppress(RuntimeError):  # it is busy being cancelled, and closes by itself
+                    await stream.aclose()
+        if suggested in tried or suggested == self._me:
+            return None
+        tried.add(suggested)
+        return await self._follow(suggested, call, tried)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T], call: Call, timeout_s: float | None) -> T | None:
+        """Wait for a message, but look up now and then whether there is still a reason to."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        task = asyncio.ensure_future(work)
+        try:
+            while not call.should_stop() and (deadline is None or loop.time() < deadline):
+                await asyncio.wait({task}, timeout=POLL_S)
+                if task.done():
+                    return task.result()
+            return None
+        finally:
+            task.cancel()
+
+    def _read_group(self, message: Message) -> Group | None:
+        """A leader's group, believed only if it makes sense."""
+        members = [Member.from_bytes(data) for data in message.gathered]
+        peer_ids = [PeerID(data).to_base58() for data in message.ordered_peer_ids]
+        if len(members) != len(peer_ids) or len(set(peer_ids)) != len(peer_ids) or self._me not in peer_ids:
+            return None
+        good = []
+        for member, peer_id in zip(members, peer_ids, strict=True):
+            if member is None or member.peer_id != peer_id or check_weight(member.weight, self._weight_cap):
+                return None
+            good.append(member)
+        return Group(message.group_id, tuple(good))
+
+    # --- leading ---
+
+    async def _lead(self, call: Call) -> Group | None:
+        """Wait for those who are expected, at most for the matchmaking window, then close the group."""
+        loop = asyncio.get_running_loop()
+        deadline = None if call.is_patient else loop.time() + self._window_s
+        while not call.should_stop():
+            present = {peer_id for peer_id, follower in self._followers.items() if follower.key == call.key}
+            members = [call.me, *(self._followers[peer_id].member for peer_id in present)]
+            has_work = len(members) > 1 and any(member.weight > 0 for member in members)
+            if deadline is None and has_work:
+                deadline = loop.time() + self._window_s
+            if has_work and call.expected() - {self._me} <= present:
+                return self._close(call, members)
+            if deadline is not None and loop.time() >= deadline:
+                if has_work:
+                    return self._close(call, members)
+                if not call.is_patient:
+                    raise NoGroup("nobody else came")
+                deadline = None
+            self._joined.clear()
+            try:
+                await asyncio.wait_for(self._joined.wait(), POLL_S)
+            except asyncio.TimeoutError:
+                continue
+        return None
+
+    def _close(self, call: Call, members: list[Member]) -> Group:
+        members = sorted(members, key=lambda member: member.peer_id)
+        group = Group(secrets.token_bytes(16), tuple(members))
+        message = averaging_pb2.MessageFromLeader(
+            code=averaging_pb2.BEGIN_ALLREDUCE,
+            group_id=group.group_id,
+            ordered_peer_ids=[PeerID.from_base58(member.peer_id).to_bytes() for member in members],
+            gathered=[member.to_bytes() for member in members],
+        )
+        for member in members:
+            if member.peer_id != self._me:
+                self._answer(self._followers[member.peer_id], message)
+        return group
+
+    def _answer(self, follower: Follower, message: Message) -> None:
+        if not follower.answer.done():
+            follower.answer.set_result(message)
+        if self._followers.get(follower.member.peer_id) is follower:
+            del self._followers[follower.member.peer_id]
+
+    async def serve_join(self, request: Any, remote: str) -> AsyncIterator[Message]:
+        """Somebody asks us to lead it."""
+        member = Member.from_bytes(request.gather)
+        reason = (
+            "asked to join a round with an unreadable request"
+            if member is None or len(request.schema_hash) != 32
+            else "asked to join a round in another peer's name"
+            if member.peer_id != remote
+            else check_weight(member.weight, self._weight_cap)
+        )
+        if reason or member is None:
+            self._on_refused(remote, reason)
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        if member.epoch < self._epoch:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_SCHEMA_HASH)
+            return
+        if self._leader is not None:
+            suggestion = PeerID.from_base58(self._leader).to_bytes()
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_A_LEADER, suggested_leader=suggestion)
+            return
+        if self._running == request.schema_hash:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_IS_FULL)
+            return
+        if self._call is not None and self._call.me.epoch == member.epoch and self._call.key != request.schema_hash:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY)  # same epoch, another history
+            return
+        follower = Follower(request.schema_hash, member, asyncio.get_running_loop().create_future())
+        self._followers[remote] = follower
+        self._joined.set()
+        try:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+            yield await follower.answer
+        finally:
+            if self._followers.get(remote) is follower:
+                del self._followers[remote]

@@ -1,0 +1,77 @@
+"""The state on disk: replaced atomically, believed only if its root is right."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import torch
+
+from collab_core.errors import Code, StateError
+from collab_core.files import replace_file
+from collab_core.state.snapshot import Snapshot
+from collab_core.state.tree import DTYPES, BadTree, StateTree, tensor_bytes
+
+MAGIC = b"collab state 1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A state read back, with what the peer knew about it."""
+
+    tensors: dict[str, torch.Tensor]
+    root: str
+    history: dict[int, str]
+    counters: dict[str, int]
+
+
+def write_backup(path: Path, snapshot: Snapshot, history: Mapping[int, str], counters: Mapping[str, int]) -> None:
+    """Write a snapshot beside the old backup, then put it in its place."""
+    header = msgpack.packb(
+        {
+            "root": snapshot.root,
+            "tree": snapshot.tree.to_bytes(),
+            "history": sorted(history.items()),
+            "counters": dict(counters),
+        }
+    )
+    tensors = (tensor_bytes(snapshot.tensors[entry.name]) for entry in snapshot.tree.entries)
+    replace_file(path, (piece for part in ([MAGIC, struct.pack(">Q", len(header)), header], tensors) for piece in part))
+
+
+def read_backup(path: Path) -> Backup | None:
+    """The last backup, or None if there is none. Damage of any kind is a StateError, never a wrong model."""
+    if not path.exists():
+        return None
+    damaged = StateError(
+        Code.BAD_BACKUP,
+        f"The backup {path} is damaged.",
+        fix="It was put aside; the state is fetched from other peers, if there are any.",
+    )
+    try:
+        data = path.read_bytes()
+        if not data.startswith(MAGIC):
+            raise damaged
+        (length,) = struct.unpack_from(">Q", data, len(MAGIC))
+        start = len(MAGIC) + 8
+        header = msgpack.unpackb(data[start : start + length], strict_map_key=False)
+        tree = StateTree.from_bytes(header["tree"], header["root"])
+        offset, tensors = start + length, {}
+        for entry in tree.entries:
+            dtype = DTYPES[entry.dtype]
+            array = np.frombuffer(data, np.uint8, count=entry.num_bytes, offset=offset)
+            count = math.prod(entry.shape)
+            tensors[entry.name] = torch.from_numpy(array.copy()).view(dtype)[:count].view(entry.shape)
+            offset += entry.num_bytes
+        history = {int(epoch): str(root) for epoch, root in header["history"]}
+        counters = {str(key): int(value) for key, value in header["counters"].items()}
+    except (OSError, ValueError, KeyError, TypeError, struct.error, BadTree, msgpack.UnpackException) as error:
+        raise damaged from error
+    if StateTree.of(tensors).root != header["root"]:
+        raise damaged
+    return Backup(tensors, header["root"], history, counters)

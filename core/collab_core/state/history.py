@@ -1,0 +1,69 @@
+"""One rule for which history wins, everywhere.
+
+The newest state of the organiser's auxiliaries wins. Without one, the history with most samples, as far as they are
+plausible from here; then the lowest root. What nobody can hand over does not win: see `Peer.catch_up`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """The end of a history, as a peer claims it."""
+
+    epoch: int
+    root: str
+    samples: int
+    peer_id: str
+    is_trusted: bool = False
+    """The peer is an auxiliary granted by the organiser."""
+
+    @classmethod
+    def none(cls, peer_id: str) -> Tip:
+        """What a peer without any state has."""
+        return cls(epoch=-1, root="", samples=-1, peer_id=peer_id)
+
+
+class Standing(Enum):
+    """Where we are, seen from the history that wins."""
+
+    CURRENT = "current"
+    BEHIND = "behind"
+    DIVERGED = "diverged"
+
+
+def winner(tips: Collection[Tip], mine: Tip, max_samples_per_epoch: int) -> Tip:
+    """The tip everyone should have, among all claims and our own.
+
+    Args:
+        tips: what others claim to hold.
+        mine: what we hold.
+        max_samples_per_epoch: the most the swarm can have added per epoch; larger claims are cut to it, so a peer
+            gains nothing by inventing samples.
+    """
+    everyone = [mine, *tips]
+    if trusted := [tip for tip in everyone if tip.is_trusted]:
+        return min(trusted, key=lambda tip: (-tip.epoch, -tip.samples, tip.root))
+
+    def plausible_samples(tip: Tip) -> int:
+        return min(tip.samples, mine.samples + max(0, tip.epoch - mine.epoch) * max_samples_per_epoch)
+
+    return min(everyone, key=lambda tip: (-plausible_samples(tip), -tip.epoch, tip.root))
+
+
+def standing(mine: Tip, best: Tip, history: Mapping[int, str]) -> Standing:
+    """How we relate to the winning tip; `history` has the roots of our own past."""
+    if best.root == mine.root:
+        return Standing.CURRENT
+    if best.epoch > mine.epoch:
+        return Standing.BEHIND
+    if best.epoch == mine.epoch:
+        return Standing.DIVERGED
+    # It is behind us. If it stands on a point of our own past it only has to catch up; an unknown past is given the
+    # benefit of the doubt, because the epoch must not go back without need.
+    known = history.get(best.epoch)
+    return Standing.CURRENT if known is None or known == best.root else Standing.DIVERGED

@@ -1,0 +1,97 @@
+"""Where each parameter and buffer of a model lies in the flat vectors that peers average and keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgpack
+import torch
+from blake3 import blake3
+
+from collab_core.errors import Code, TaskError
+from collab_core.update import Segment
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Parameters first, then the floating buffers: they travel together in the averaged vector."""
+
+    params: tuple[tuple[str, tuple[int, ...]], ...]
+    buffers: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> Layout:
+        """Named parameters (tied ones once) and floating buffers that belong to the state."""
+        for name, parameter in model.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise TaskError(
+                    Code.UNSUPPORTED_MODEL,
+                    f"The parameter {name} is {str(parameter.dtype).removeprefix('torch.')}.",
+                    fix="Build the model in float32; training may still use bf16 where the device has it.",
+                )
+        return cls(
+            tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters()),
+            tuple((name, tuple(buffer.shape)) for name, buffer in floating_buffers(model).items()),
+        )
+
+    @cached_property
+    def num_params(self) -> int:
+        return sum(_size(shape) for _, shape in self.params)
+
+    @cached_property
+    def num_values(self) -> int:
+        """Length of the averaged vector."""
+        return self.num_params + sum(_size(shape) for _, shape in self.buffers)
+
+    @cached_property
+    def hash(self) -> bytes:
+        packed = msgpack.packb([[[name, list(shape)] for name, shape in part] for part in (self.params, self.buffers)])
+        return blake3(b"collab layout v1\0" + packed).digest()
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """Parameters for the optimizer; matrices decay, biases and norms do not."""
+        segments, start = [], 0
+        for name, shape in self.params:
+            segments.append(Segment(name, start, _size(shape), decays=len(shape) >= 2))
+            start += _size(shape)
+        return tuple(segments)
+
+    def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Each parameter (and buffer, if `flat` is long enough to hold them) as a view into a flat vector."""
+        views, start = {}, 0
+        named = self.params if flat.numel() == self.num_params and self.buffers else self.params + self.buffers
+        for name, shape in named:
+            views[name] = flat[start : start + _size(shape)].view(shape)
+            start += _size(shape)
+        return views
+
+    @torch.no_grad()
+    def read(self, model: torch.nn.Module) -> torch.Tensor:
+        """Parameters and buffers of a model as one flat vector on the CPU."""
+        values = {**dict(model.named_parameters()), **floating_buffers(model)}
+        flat = torch.empty(self.num_values)
+        for name, view in self.views(flat).items():
+            view.copy_(values[name])
+        return flat
+
+    @torch.no_grad()
+    def write(self, model: torch.nn.Module, flat: torch.Tensor) -> None:
+        """Put a flat vector into a model, wherever the model lives."""
+        values = {**dict(model.named_parameters()), **floating_buffers(model)}
+        for name, view in self.views(flat).items():
+            values[name].copy_(view)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def floating_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers such as running means, which belong to the state. Those outside `state_dict` are constants."""
+    kept = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept and buffer.is_floating_point()}

@@ -1,0 +1,115 @@
+"""Identity of a state: 1 MiB chunks named by BLAKE3, tensors by their chunks, the root by names and tensors.
+
+chunk = blake3(raw bytes); tensor = blake3("T" ‖ dtype ‖ shape ‖ chunks); root = blake3("M" ‖ sorted (name, tensor)).
+Names stay outside the tensor's hash: equal tensors are equal whatever they are called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgpack
+import torch
+from blake3 import blake3
+
+CHUNK_BYTES = 2**20
+MAX_TREE_BYTES = 64 * 2**20
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class BadTree(Exception):
+    """A tree that does not lead to the root it was asked for, or makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: what it looks like and which chunks it consists of."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[bytes, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+    def digest(self) -> bytes:
+        header = msgpack.packb([self.dtype, list(self.shape)])
+        return blake3(b"T" + header + b"".join(self.chunks)).digest()
+
+
+@dataclass(frozen=True)
+class StateTree:
+    """Every tensor of a state, sorted by name."""
+
+    entries: tuple[TensorEntry, ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> StateTree:
+        return cls(tuple(_entry(name, tensors[name]) for name in sorted(tensors)))
+
+    @cached_property
+    def root(self) -> str:
+        pairs = [[entry.name, entry.digest()] for entry in self.entries]
+        return blake3(b"M" + msgpack.packb(pairs)).hexdigest()
+
+    def chunk_sizes(self) -> dict[bytes, int]:
+        """Every distinct chunk with its size."""
+        sizes: dict[bytes, int] = {}
+        for entry in self.entries:
+            for index, chunk in enumerate(entry.chunks):
+                sizes[chunk] = min(CHUNK_BYTES, entry.num_bytes - index * CHUNK_BYTES)
+        return sizes
+
+    def to_bytes(self) -> bytes:
+        return bytes(
+            msgpack.packb([[entry.name, entry.dtype, list(entry.shape), list(entry.chunks)] for entry in self.entries])
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, root: str) -> StateTree:
+        """Read a tree from somebody else: it must lead to `root`, or it is worth nothing."""
+        if len(data) > MAX_TREE_BYTES:
+            raise BadTree(f"a tree of {len(data)} bytes is too large")
+        try:
+            tree = cls(tuple(_parse_entry(item) for item in msgpack.unpackb(data)))
+        except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
+            raise BadTree("the tree cannot be read") from error
+        names = [entry.name for entry in tree.entries]
+        if names != sorted(set(names)):
+            raise BadTree("the tree names a tensor twice or out of order")
+        if tree.root != root:
+            raise BadTree(f"the tree leads to {tree.root[:12]}, not to {root[:12]}")
+        return tree
+
+
+def _parse_entry(item: Any) -> TensorEntry:
+    name, dtype, shape, chunks = item
+    entry = TensorEntry(name, dtype, tuple(shape), tuple(chunks))
+    if not isinstance(name, str) or dtype not in DTYPES or any(type(n) is not int or n < 0 for n in entry.shape):
+        raise ValueError("not a tensor")
+    if any(type(chunk) is not bytes or len(chunk) != 32 for chunk in entry.chunks):
+        raise ValueError("not a chunk")
+    if len(entry.chunks) != math.ceil(entry.num_bytes / CHUNK_BYTES):
+        raise ValueError("wrong number of chunks")
+    return entry
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The raw bytes of a contiguous CPU tensor, without a copy."""
+    return tensor.detach().reshape(-1).numpy().data.cast("B")
+
+
+def split_chunks(data: memoryview) -> Iterable[memoryview]:
+    return (data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES))
+
+
+def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
+    chunks = tuple(blake3(chunk).digest() for chunk in split_chunks(tensor_bytes(tensor)))
+    return TensorEntry(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), chunks)

@@ -1,0 +1,152 @@
+"""The libp2p daemon that comes with hivemind, started by us: its faults become words, its end is certain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from collab_core.errors import Code, SwarmError
+
+STARTUP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 2.0
+SOCKET_PREFIX = "collab-"
+
+
+def _remove_stale_sockets() -> None:
+    """Socket folders of peers that were killed: the process number in the name tells whose they were."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SOCKET_PREFIX}[0-9]*-*"):
+        owner = folder.name.removeprefix(SOCKET_PREFIX).partition("-")[0]
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except (PermissionError, ValueError):
+            continue
+
+
+class Daemon:
+    """One running p2pd.
+
+    It has a session of its own, so a Ctrl-C in the terminal reaches us and not it: we still need it to say goodbye.
+    When we are killed it sees its control connection close and exits by itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Path,
+        listen: Sequence[str],
+        announce: Sequence[str] = (),
+        bootstrap: Sequence[str] = (),
+        client_mode: bool = False,
+    ) -> None:
+        _remove_stale_sockets()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{SOCKET_PREFIX}{os.getpid()}-"))
+        arguments = {
+            "listen": f"/unix{self.folder}/daemon.sock",
+            "id": str(identity),
+            "dhtClient" if client_mode else "dhtServer": "1",
+            "connManager": "1",
+            "idleTimeout": "15s",
+            "relay": "0",
+            "tls": "1",
+        }
+        if client_mode:
+            arguments["noListenAddrs"] = "1"
+        else:
+            arguments["hostAddrs"] = ",".join(listen)
+        if announce:
+            arguments["announceAddrs"] = ",".join(announce)
+        if bootstrap:
+            arguments |= {"b": "1", "bootstrapPeers": ",".join(bootstrap)}
+        self._lines: deque[str] = deque(maxlen=20)
+        self._ready = threading.Event()
+        try:
+            with as_file(files("hivemind.hivemind_cli") / "p2pd") as binary:
+                self._process = subprocess.Popen(
+                    [str(binary), *(f"-{key}={value}" for key, value in arguments.items())],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
+                )
+        except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise SwarmError(
+                Code.DAEMON_FAILED,
+                f"The libp2p daemon could not be started: {error}.",
+                fix="Reinstall it: pip install --force-reinstall hivemind",
+            ) from error
+        self._reader = threading.Thread(target=self._read, name="collab-daemon-output", daemon=True)
+        self._reader.start()
+        try:
+            self._ready.wait(STARTUP_TIMEOUT_S)
+            if not self._ready.is_set() or self._process.poll() is not None:
+                raise self._failure(listen)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def control_address(self) -> str:
+        return f"/unix{self.folder}/daemon.sock"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for raw in self._process.stdout:
+            line = raw.decode(errors="replace").strip()
+            self._lines.append(line)
+            if line.startswith("Peer ID:"):
+                self._ready.set()
+        self._process.wait()
+        self._ready.set()  # it ended: whoever waits for the start must look
+
+    def _failure(self, listen: Sequence[str]) -> SwarmError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+        said = " / ".join(self._lines) or "nothing"
+        if "address already in use" in said:
+            return SwarmError(
+                Code.PORT_TAKEN,
+                f"Another program already listens on {', '.join(listen)}.",
+                fix="Stop it, or choose another port with --port (0 takes any free one).",
+            )
+        if "bootstrap" in said:
+            return SwarmError(
+                Code.UNREACHABLE,
+                "The first peers answer, but none of them is the peer the invite names.",
+                fix="Ask the organiser for a fresh invite.",
+            )
+        return SwarmError(
+            Code.DAEMON_FAILED,
+            f"The libp2p daemon did not start. It said: {said}",
+            fix="Check --host-maddrs and --announce-maddrs; `collab train --help` shows their form.",
+        )
+
+    def stop(self) -> None:
+        """End the daemon, the hard way if it does not listen, and remove its sockets."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(signal.SIGKILL)
+                self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)

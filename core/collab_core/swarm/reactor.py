@@ -1,0 +1,58 @@
+"""The network's event loop in a thread of its own.
+
+hivemind runs its DHT and averager in forked processes; here they live in this one loop of the peer's own process.
+So there is no fork, no shared memory and no second copy of anything to be left behind by a kill -9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Reactor:
+    """Runs coroutines for the threads that train."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda loop, context: None)  # ends of dead streams; nobody can act on them
+        self._thread = threading.Thread(target=self._run, name="collab-network", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine and return at once."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine and wait for its result; Ctrl-C in the waiting thread cancels it."""
+        future = self.spawn(coroutine)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Cancel what is still running, then stop. Bounded: a stuck task does not hold the process."""
+
+        async def cancel_all() -> None:
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=timeout_s)
+
+        if self._thread.is_alive():
+            future = self.spawn(cancel_all())
+            concurrent.futures.wait([future], timeout=timeout_s + 0.5)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout_s)

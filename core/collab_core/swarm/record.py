@@ -1,0 +1,106 @@
+"""The peer record: what each peer says about itself in the DHT, signed by its identity and checked by everyone."""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Literal
+
+import msgpack
+from hivemind.dht import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.utils.serializer import MSGPackSerializer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from collab_core.swarm.identity import Identity, is_signed_by
+
+MAX_RECORD_BYTES = 8192
+MAX_LIFETIME_S = 120.0  # a record that claims to live longer is refused: ghosts would stay for ever
+SIGNATURE_BYTES = 64
+
+Root = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+Phase = Literal["joining", "working", "averaging", "serving", "left"]
+
+
+class PeerRecord(BaseModel):
+    """Everything a peer publishes. Strict: a record with an unknown or wrong field does not exist for others."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    name: Annotated[str, Field(min_length=1, max_length=48, pattern=r"^[^\x00-\x1f\x7f]+$")]
+    role: Literal["trainer", "aux", "observer"]
+    mode: Literal["direct", "client"]
+    version: Annotated[str, Field(max_length=32)]
+    phase: Phase
+    time: Rate
+    """When this record was made, by the peer's clock."""
+    epoch: Count = 0
+    root: Root | None = None
+    """Root of the state this peer holds; none while it holds no state."""
+    parent_root: Root | None = None
+    history_samples: Count = 0
+    """Samples in all epochs of the history that led to this root, as far as this peer saw."""
+    epoch_samples: Count = 0
+    """Samples collected for the epoch under way."""
+    samples: Count = 0
+    """Samples this peer contributed to finished epochs."""
+    samples_per_second: Rate = 0.0
+    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    addresses: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=8)] = []
+    grant: Annotated[str, Field(max_length=128)] = ""
+    """The organiser's signature, if this auxiliary is one of theirs."""
+
+    @property
+    def is_direct(self) -> bool:
+        return self.mode == "direct"
+
+
+def records_key(run_hash: bytes) -> str:
+    """The one DHT key of a run; subkeys are peer IDs."""
+    return f"collab.{run_hash.hex()}.peers"
+
+
+def _message(run_hash: bytes, peer_id: str, expiration: float, payload: bytes) -> bytes:
+    return b"collab record v1\0" + run_hash + struct.pack(">d", expiration) + peer_id.encode() + b"\0" + payload
+
+
+def seal(record: PeerRecord, run_hash: bytes, identity: Identity, expiration: float) -> bytes:
+    """Sign a record for the time it is valid: an old record cannot be replayed as a newer one."""
+    payload: bytes = msgpack.packb(record.model_dump())
+    return identity.sign(_message(run_hash, identity.peer_id, expiration, payload)) + payload
+
+
+def unseal(value: object, run_hash: bytes, peer_id: object, expiration: float) -> PeerRecord | None:
+    """Check signature and schema of a record; None if anything at all is wrong with it."""
+    if not isinstance(value, bytes) or not isinstance(peer_id, str):
+        return None
+    if not SIGNATURE_BYTES < len(value) <= MAX_RECORD_BYTES:
+        return None
+    signature, payload = value[:SIGNATURE_BYTES], value[SIGNATURE_BYTES:]
+    if not is_signed_by(peer_id, _message(run_hash, peer_id, expiration, payload), signature):
+        return None
+    try:
+        return PeerRecord.model_validate(msgpack.unpackb(payload))
+    except (ValidationError, ValueError, msgpack.UnpackException):
+        return None
+
+
+class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
+    """Every DHT node of the run stores and returns well-signed peer records, and nothing else."""
+
+    def __init__(self, run_hash: bytes, now: object) -> None:
+        self._run_hash = run_hash
+        self._key = DHTID.generate(source=records_key(run_hash)).to_bytes()
+        self._now = now
+
+    def validate(self, record: DHTRecord) -> bool:
+        if record.key != self._key or record.expiration_time > self._now() + MAX_LIFETIME_S:  # type: ignore[operator]
+            return False
+        try:
+            peer_id = MSGPackSerializer.loads(record.subkey)
+            value = MSGPackSerializer.loads(record.value)
+        except (ValueError, TypeError, msgpack.UnpackException):
+            return False
+        return unseal(value, self._run_hash, peer_id, record.expiration_time) is not None

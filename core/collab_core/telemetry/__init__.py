@@ -1,0 +1,5 @@
+"""What a peer tells about itself: the event log."""
+
+from collab_core.telemetry.events import EventLog
+
+__all__ = ["EventLog"]

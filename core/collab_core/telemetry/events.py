@@ -1,0 +1,48 @@
+"""The event log: one JSON line per thing that happened to this peer, for people and scripts to read afterwards."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+class EventLog:
+    """Appends events to `events.jsonl` and tells listeners (the terminal) about them. Safe from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open for the life of the peer
+        self._lock = threading.Lock()
+        self._listeners: list[Listener] = []
+        self._can_write = True
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Record an event: joined, epoch, resynced, refused, left, …, with what one needs to understand it."""
+        entry = {"time": round(time.time(), 3), "event": event, **fields}
+        with self._lock:
+            if not self._file.closed:
+                try:
+                    self._file.write(json.dumps(entry) + "\n")
+                    self._file.flush()
+                    self._can_write = True
+                except OSError as error:  # a full disk must not stop training
+                    if self._can_write:
+                        logger.warning("The event log cannot be written: %s", error)
+                    self._can_write = False
+        for listener in self._listeners:
+            listener(entry)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
