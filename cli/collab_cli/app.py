@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from collab_cli import aux, new, status, train
+from collab_cli import aux, demo, new, status, train
 
 app = typer.Typer(
     name="collab",
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command("new")(new.new)
 app.command("aux")(aux.aux)
 app.command("train")(train.train)
+app.command("demo")(demo.demo)
 app.command("status")(status.status)
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 LEAVE_WITHIN_S = 9.0
+PARENT_VARIABLE = "COLLAB_EXIT_WITH_PARENT"
+PARENT_POLL_S = 0.5
 
 
 class Stopping:
@@ -25,7 +28,15 @@ class Stopping:
     def __enter__(self) -> Stopping:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._old[number] = signal.signal(number, self._on_signal)
+        if PARENT_VARIABLE in os.environ:
+            threading.Thread(target=self._follow_parent, args=(os.getppid(),), daemon=True).start()
         return self
+
+    def _follow_parent(self, parent: int) -> None:
+        """Peers of `collab demo` end with it, even if it is killed."""
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 SET_ASIDE_S = 10.0  # how long a history nobody could hand over is left alone
 CATCH_UP_PAUSE_S = 0.3
+LEAVING_S = 3.0
 FIRST_LOOK_S = 3.0  # how long a newcomer looks for others before it believes to be the first
 
 
@@ -79,7 +80,7 @@ class Peer:
         """Take up where we left off, or where the others are."""
         if not self.config.is_active:
             self.swarm.publish(phase="serving")
-            self.events.write("joined", epoch=0, root=None, name=self.swarm.name, addresses=self.swarm.addresses)
+            self._tell_joined(0, None)
             return
         self._restore()
         snapshot = self.replica.freeze()
@@ -90,16 +91,18 @@ class Peer:
         else:
             self.events.write("initial_state_differs", root=snapshot.root, pinned=self.manifest.initial_root)
         self.catch_up("joining")
+        self._tell_joined(self.replica.epoch, self.root())
+
+    def _tell_joined(self, epoch: int, root: str | None) -> None:
+        swarm = self.swarm
+        mode, addresses = swarm.record.mode, swarm.addresses
         self.events.write(
-            "joined",
-            epoch=self.replica.epoch,
-            root=self.root(),
-            name=self.swarm.name,
-            addresses=self.swarm.addresses,
+            "joined", epoch=epoch, root=root, peer_id=swarm.peer_id, name=swarm.name, mode=mode, addresses=addresses
         )
 
     def leave(self) -> None:
-        """Keep what we have, say goodbye."""
+        """Keep what we have, and let others finish what they need from us."""
+        self.averager.finish(LEAVING_S)
         if self._snapshot is not None:
             snapshot = self._snapshot.result()
             if self.config.backup_every:

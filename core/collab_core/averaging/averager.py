@@ -173,6 +173,15 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             outcome.bytes_sent, outcome.bytes_received = reduction.bytes_sent, reduction.bytes_received
         return outcome
 
+    def finish(self, timeout_s: float) -> None:
+        """Give those who still fetch their averages from us a moment before we leave."""
+
+        async def drained() -> None:
+            if self._draining:
+                await asyncio.wait(set(self._draining), timeout=timeout_s)
+
+        self._swarm.reactor.run(drained(), timeout_s=timeout_s + 1)
+
     def _call(self, request: RoundRequest) -> Call:
         key = round_key(self._layout_hash, request.epoch, request.parent_root)
         me = Member(

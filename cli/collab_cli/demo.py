@@ -1,0 +1,220 @@
+"""`collab demo`: a whole run on this machine, with real processes and sockets."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from collab_cli.failures import errors_in_words
+from collab_cli.stopping import Stopping
+
+if TYPE_CHECKING:
+    from collab_cli.local_swarm import LocalSwarm
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def demo(
+    run: Annotated[
+        str | None, typer.Argument(help="Folder of a run; the built-in one if left out.", metavar="[RUN]")
+    ] = None,
+    peers: Annotated[int, typer.Option(min=1, max=32, help="Number of trainers.")] = 2,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the built-in run.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show more when something fails.")] = False,
+) -> None:
+    """Train together with yourself: one auxiliary peer and some trainers, all on this machine."""
+    with (
+        errors_in_words(verbose=verbose),
+        Stopping(),
+        tempfile.TemporaryDirectory(prefix="collab-demo-", ignore_cleanup_errors=True) as folder,
+    ):
+        from collab_cli.local_swarm import LocalSwarm
+        from collab_core.run import RunFolder
+
+        console = Console(stderr=as_json, highlight=False)
+        place = Path(folder)
+        run_folder = RunFolder(Path(run)) if run is not None else built_in_run(place / "run", seed)
+        settings = run_folder.settings()
+        swarm = LocalSwarm(run_folder.path, place, num_trainers=peers, epochs=epochs)
+        started = time.monotonic()
+        curve = Curve()
+        try:
+            with console.status(f"Starting one auxiliary peer and {peers} trainer{'s' * (peers > 1)}…"):
+                invite = swarm.start()
+            show(swarm, curve, console, epochs)
+        finally:
+            with console.status("Stopping everyone…"):
+                swarm.stop()
+        seconds = time.monotonic() - started
+        with console.status("Looking at the trained model…"):
+            report = summarise(swarm, run_folder, seconds)
+        report = {"run_id": report.pop("run_id"), "strategy": settings.strategy.name, **report}
+        if as_json:
+            print(json.dumps(report, indent=2))
+        else:
+            tell(console, report, is_built_in=run is None, invite=invite)
+
+
+def built_in_run(folder: Path, seed: int) -> Any:
+    """The run of the template, with another seed if wanted."""
+    from collab_core.run import RunFolder, run_template
+
+    return RunFolder.create(folder, run_template("demo").replace("\nseed = 0", f"\nseed = {seed}", 1))
+
+
+class Curve:
+    """Mean training loss of the trainers, by epoch."""
+
+    def __init__(self) -> None:
+        self._losses: dict[int, list[float]] = defaultdict(list)
+
+    def add(self, events: list[dict[str, Any]]) -> list[int]:
+        """Take new epoch events; returns the epochs seen for the first time."""
+        before = set(self._losses)
+        for event in events:
+            if event["loss"] is not None:
+                self._losses[event["epoch"]].append(event["loss"])
+        return sorted(set(self._losses) - before)
+
+    def loss(self, epoch: int) -> float:
+        losses = self._losses[epoch]
+        return sum(losses) / len(losses)
+
+    def draw(self, width: int) -> str:
+        """The curve in block characters, newest at the right."""
+        epochs = sorted(self._losses)
+        if not epochs:
+            return "…"
+        stride = -(-len(epochs) // width)
+        values = [self.loss(epoch) for epoch in epochs[:: max(1, stride)]]
+        low, high = min(values), max(values)
+        span = (high - low) or 1.0
+        bars = "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in values)
+        return f"{values[0]:.2f} {bars} {values[-1]:.2f}"
+
+
+def show(swarm: LocalSwarm, curve: Curve, console: Console, epochs: int) -> None:
+    """A live table while it runs; plain lines where there is no terminal."""
+    if not console.is_terminal:
+        for events in swarm.watch():
+            for epoch in curve.add(events):
+                console.print(f"epoch {epoch:>4} of {epochs}  loss {curve.loss(epoch):.3f}")
+        return
+    with Live(console=console, refresh_per_second=5, transient=True) as live:
+        for events in swarm.watch():
+            curve.add(events)
+            live.update(Group(table(swarm, epochs), f"\nloss  {curve.draw(min(60, console.width - 20))}\n"))
+
+
+def table(swarm: LocalSwarm, epochs: int) -> Table:
+    """Who is where."""
+    result = Table(box=None, pad_edge=False)
+    for heading in ("name", "role", "epoch", "loss", "samples", "s/epoch", "root"):
+        result.add_column(heading, justify="left" if heading in ("name", "role", "root") else "right", no_wrap=True)
+    for peer in swarm.peers:
+        if peer.role == "aux":
+            peer.read_events()
+        joined, epoch = peer.last("joined"), peer.last("epoch")
+        name = escape(joined["name"]) if joined else "[dim]starting…[/dim]"
+        if epoch is None:
+            result.add_row(name, peer.role, f"0/{epochs}", "", "", "", "")
+            continue
+        mine = contributed(peer, joined["name"]) if joined else 0
+            event["members"].get(joined["name"], 0) for event in peer.events if event["event"] == "epoch" and joined
+        )
+        loss = "" if epoch["loss"] is None else f"{epoch['loss']:.3f}"
+        result.add_row(
+            name,
+            peer.role,
+            f"{epoch['epoch']}/{epochs}",
+            loss,
+            str(mine),
+            f"{epoch['seconds']:.1f}",
+            epoch["root"][:12],
+        )
+    return result
+
+
+def summarise(swarm: LocalSwarm, run_folder: Any, seconds: float) -> dict[str, Any]:
+    """What came of it: the auxiliary's last state, judged on held-out data, and everyone's last words."""
+    from collab_core.errors import Code, RunError
+    from collab_core.run import fingerprint
+    from collab_core.state.backup import read_backup
+    from collab_trainer import initial_root, load_task, new_replica
+
+    signed = run_folder.signed_manifest(initial_root)
+    manifest = signed.open(None, fingerprint(signed.claimed_organiser))
+    task = load_task(manifest.settings.task)
+    model = task.build_model()
+    replica = new_replica(manifest.settings, model)
+    first = task.evaluate(model)
+    backup = read_backup(swarm.auxiliary.folder / "backup.collab")
+    if backup is None:
+        raise RunError(Code.PEER_FAILED, "The auxiliary peer kept no state.", fix="Run again with --verbose.")
+    replica.load(backup.tensors, backup.history)
+    replica.layout.write(model, replica.values)
+    people = []
+    for peer in swarm.peers:
+        joined, left = peer.last("joined"), peer.last("left")
+        if joined is None or left is None:
+            raise RunError(
+                Code.PEER_FAILED, f"The peer {peer.folder.name} never finished.", fix="Run again with --verbose."
+            )
+        people.append(
+            {
+                "peer_id": joined["peer_id"],
+                "name": joined["name"],
+                "role": peer.role,
+                "epoch": left["epoch"],
+                "samples": left["samples"],
+                "loss": left["loss"],
+                "model_root": left["root"],
+            }
+        )
+    if len({(person["epoch"], person["model_root"]) for person in people}) != 1:
+        listed = "; ".join(f"{person['name']}: epoch {person['epoch']}, {person['model_root']}" for person in people)
+        raise RunError(
+            Code.PEER_FAILED, f"The peers did not end with the same model: {listed}.", fix="This is a bug; report it."
+        )
+    return {
+        "run_id": manifest.run_id,
+        "epochs": replica.epoch,
+        "seconds": round(seconds, 1),
+        "loss": {"first": first, "last": task.evaluate(model), "floor": task.floor},
+        "model_root": backup.root,
+        "peers": people,
+        "sample": task.sample(model),
+    }
+
+
+def tell(console: Console, report: dict[str, Any], *, is_built_in: bool, invite: str) -> None:
+    """The same report for people."""
+    loss = report["loss"]
+    floor = "" if loss["floor"] is None else f"  (nobody can get below {loss['floor']:.3f})"
+    console.print(f"\n[bold]{report['epochs']} epochs in {report['seconds']:.0f} s.[/bold]")
+    console.print(f"Loss on text nobody trained on: {loss['first']:.3f} → [bold]{loss['last']:.3f}[/bold]{floor}")
+    total = sum(person["samples"] for person in report["peers"]) or 1
+    for person in report["peers"]:
+        if person["role"] == "trainer":
+            share = person["samples"] / total
+            console.print(f"  {escape(person['name']):<18} {person['samples']:>7} samples  {share:>4.0%}")
+        else:
+            console.print(f"  {escape(person['name']):<18} reduced for the others and kept the state")
+    console.print(f"All {len(report['peers'])} hold the same model, bit for bit: {report['model_root'][:24]}…")
+    console.print("\nWhat it writes by now:\n")
+    for line in report["sample"].splitlines():
+        console.print(f"  [italic]{escape(line)}[/italic]")
+    console.print("\nNext, a run of your own that others can join:\n")
+    console.print("  collab new my-run" if is_built_in else "  collab aux RUN", style="bold cyan")
