@@ -19,7 +19,7 @@ from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
 
 if TYPE_CHECKING:
-    from collab_cli.local_swarm import LocalSwarm
+    from collab_cli.local_swarm import LocalPeer, LocalSwarm
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -132,19 +132,15 @@ def table(swarm: LocalSwarm, epochs: int) -> Table:
             result.add_row(name, peer.role, f"0/{epochs}", "", "", "", "")
             continue
         mine = contributed(peer, joined["name"]) if joined else 0
-            event["members"].get(joined["name"], 0) for event in peer.events if event["event"] == "epoch" and joined
-        )
         loss = "" if epoch["loss"] is None else f"{epoch['loss']:.3f}"
-        result.add_row(
-            name,
-            peer.role,
-            f"{epoch['epoch']}/{epochs}",
-            loss,
-            str(mine),
-            f"{epoch['seconds']:.1f}",
-            epoch["root"][:12],
-        )
+        progress = f"{epoch['epoch']}/{epochs}"
+        result.add_row(name, peer.role, progress, loss, str(mine), f"{epoch['seconds']:.1f}", epoch["root"][:12])
     return result
+
+
+def contributed(peer: LocalPeer, name: str) -> int:
+    """Samples of a trainer in the epochs so far."""
+    return sum(event["members"].get(name, 0) for event in peer.events if event["event"] == "epoch")
 
 
 def summarise(swarm: LocalSwarm, run_folder: Any, seconds: float) -> dict[str, Any]:
