@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 SET_ASIDE_S = 10.0  # how long a history nobody could hand over is left alone
 CATCH_UP_PAUSE_S = 0.3
+MIN_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S = 0.2, 2.0  # a failed round is tried again soon, then less and less so
+NOBODY_PAUSE_S = 0.2
 LEAVING_S = 3.0
 FIRST_LOOK_S = 3.0  # how long a newcomer looks for others before it believes to be the first
 
@@ -146,6 +148,7 @@ class Peer:
         root = self.root()
         if contribution is not None:
             self.swarm.publish(phase="averaging")
+        pause_s = MIN_RETRY_PAUSE_S
         while not self.stop.is_set():
             self.swarm.check_alive()
             if self.standing() is not Standing.CURRENT:
@@ -153,6 +156,9 @@ class Peer:
             if contribution is not None and self.is_alone():
                 self.outcome = RoundOutcome(members={self.swarm.peer_id: weight})
                 return contribution.clone()
+            if not self.companions(self.replica.epoch, root):
+                time.sleep(NOBODY_PAUSE_S)
+                continue
             self.outcome = outcome = self.averager.round(self._request(root, contribution, weight), self.stop)
             if outcome.average is not None:
                 return outcome.average
@@ -167,6 +173,8 @@ class Peer:
             self.swarm.refresh()
             if outcome.is_behind:
                 self._wait_for_news()
+            self.stop.wait(pause_s)
+            pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
         return None
 
     def update(self, average: torch.Tensor) -> None:
@@ -247,7 +255,12 @@ class Peer:
         return standing(self._mine(), self.winning_tip(), self.replica.history)
 
     def is_alone(self) -> bool:
-        """No other trainer for a whole matchmaking window, and nobody else to average with now."""
+        """No other trainer for a whole matchmaking window, and nobody else to average with now.
+
+        A client-mode peer is never alone, it is cut off: nobody could ever join it, so what it did would be lost.
+        """
+        if self.swarm.config.client_mode:
+            return False
         others = self.swarm.peers()
         if any(peer.record.role == "trainer" for peer in others):
             self._last_company = time.monotonic()

@@ -19,7 +19,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
 from collab_core import __version__
-from collab_core.errors import Code, RunError, SwarmError
+from collab_core.errors import Code, ConfigError, RunError, SwarmError
 from collab_core.state.folder import StateFolder
 from collab_core.swarm.addresses import best_first, host_and_port, parse_address, peer_of, probe
 from collab_core.swarm.daemon import Daemon
@@ -36,6 +36,7 @@ HEARTBEAT_S = 3.0
 MIN_PUBLISH_GAP_S = 0.2
 READ_PERIOD_S = 0.3
 RECONNECT_PERIOD_S = 4.0
+CALL_TIMEOUT_S = 3.0
 JOIN_ATTEMPTS = 4  # with pauses of 1, 2 and 4 seconds between them
 GOODBYE_TIMEOUT_S = 2.0
 
@@ -105,6 +106,12 @@ class Swarm:
         """Start the daemon and reach the first peers. Enough to ask them for the manifest, not yet part of the run."""
         use_hivemind_log_handler("nowhere")
         candidates = self._candidates()
+        if self.config.client_mode and not candidates:
+            raise ConfigError(
+                Code.BAD_OPTION,
+                "--client-mode only dials out, but there is nobody to dial.",
+                fix="Give an invite instead of a run folder, or an address with --initial-peers.",
+            )
         self._bootstrap = self._reachable(candidates) if candidates else []
         self._daemon = self._start_daemon(self._bootstrap)
         self.reactor.run(self._start_transport(), timeout_s=30)
@@ -371,18 +378,27 @@ class Swarm:
         while True:
             await asyncio.sleep(RECONNECT_PERIOD_S)
             try:
-                connected = {str(info.peer_id) for info in await self.p2p.list_peers()}
-                for address in (*self.config.initial_peers, *self._remembered)[:16]:
-                    peer_id = peer_of(address)
-                    if peer_id in connected or peer_id == self.peer_id:
-                        continue
-                    remote = PeerID.from_base58(peer_id)
-                    with contextlib.suppress(Exception):  # still away: the next round tries again
-                        target = Multiaddr(address.rpartition("/p2p/")[0])
-                        await asyncio.wait_for(self.p2p._client.connect(remote, [target]), timeout=3.0)
-                        await asyncio.wait_for(self._node.protocol.call_ping(remote), timeout=3.0)
+                known = await asyncio.wait_for(self.p2p.list_peers(), timeout=CALL_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - see _publish_loop
-                logger.debug("reconnecting failed: %r", error)
+                logger.info("the daemon does not say whom we are connected to: %r", error)
+                continue
+            connected = {info.peer_id.to_base58() for info in known}
+            # Connected is not enough: a peer that was away is gone from our DHT routing table until it is pinged.
+            routed = {peer_id.to_base58() for peer_id in self._node.protocol.routing_table.uid_to_peer_id.values()}
+            for address in dict.fromkeys((*self.config.initial_peers, *self._remembered[:8])):
+                peer_id = peer_of(address)
+                if peer_id != self.peer_id and peer_id not in connected & routed:
+                    await self._dial(address, peer_id in connected)
+
+    async def _dial(self, address: str, is_connected: bool) -> None:
+        remote = PeerID.from_base58(peer_of(address))
+        target = Multiaddr(address.rpartition("/p2p/")[0])
+        try:
+            if not is_connected:
+                await asyncio.wait_for(self.p2p._client.connect(remote, [target]), timeout=CALL_TIMEOUT_S)
+            await asyncio.wait_for(self._node.protocol.call_ping(remote), timeout=CALL_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - still away: the next round tries again
+            logger.info("%s cannot be reached again yet: %r", address, error)
 
 
 def _with_port(address: str, port: int) -> str:

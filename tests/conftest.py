@@ -1,0 +1,71 @@
+"""Every test cleans up its processes, and fails if any is left."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import PeerProcess, wait_until
+
+GONE_WITHIN_S = 5.0
+
+
+class SwarmOfProcesses:
+    """Peers of one test: an auxiliary that hands out the invite, trainers that use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.peers: list[PeerProcess] = []
+
+    def start(self, name: str, *command: str, **options: Any) -> PeerProcess:
+        peer = PeerProcess(self.folder / "peers" / name, *command, **options)
+        self.peers.append(peer)
+        return peer
+
+    def aux(self, run: Path | str, name: str = "aux", *options: str, **more: Any) -> PeerProcess:
+        invite_file = self.folder / "peers" / name / "invite"
+        peer = self.start(name, "aux", str(run), "--invite-file", str(invite_file), *options, **more)
+        wait_until(lambda: invite_file.exists() or peer.process.poll() is not None, "an invite", 60)
+        assert peer.process.poll() is None, peer.tail()
+        return peer
+
+    def invite(self, name: str = "aux") -> str:
+        return (self.folder / "peers" / name / "invite").read_text().strip()
+
+    def trainer(self, name: str, *options: str, **more: Any) -> PeerProcess:
+        batch = () if "--batch-size" in options else ("--batch-size", "8")
+        return self.start(name, "train", self.invite(), *batch, *options, **more)
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.descendants()
+            peer.close()
+        for peer in self.peers:
+            wait_until(lambda peer=peer: not peer.left_behind(), f"{peer.left_behind()} to end", GONE_WITHIN_S)
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[SwarmOfProcesses]:
+    shared_before = set(Path("/dev/shm").glob("torch*"))
+    made = SwarmOfProcesses(tmp_path)
+    yield made
+    made.close()
+    assert set(Path("/dev/shm").glob("torch*")) <= shared_before, "a shared-memory file is left"
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="collab-test-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Things to close at the end, last first."""
+    actions: list[Callable[[], None]] = []
+    yield actions.append
+    for action in reversed(actions):
+        action()

@@ -1,0 +1,55 @@
+"""What the tests of the documentation have in common: the pages, their code blocks, the reference generator."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SOURCES = [ROOT / "core", ROOT / "trainer", ROOT / "aux_peer", ROOT / "cli"]
+
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line that a reader is told to type."""
+
+    page: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}: {self.text}"
+
+
+def pages() -> list[Path]:
+    """Everything people read."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def commands(page: Path) -> list[Command]:
+    """The lines that begin with `$ ` in the console blocks of a page."""
+    blocks = [body for language, body in _FENCE.findall(page.read_text()) if language == "console"]
+    return [Command(page, line[2:]) for body in blocks for line in body.splitlines() if line.startswith("$ ")]
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return _FENCE.sub("", page.read_text())
+
+
+def generator() -> ModuleType:
+    """docs/generate_reference.py as a module."""
+    name = "generate_reference"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]

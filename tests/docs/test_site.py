@@ -1,0 +1,99 @@
+"""The site builds without a warning, has no dead links, and asks no other server for anything."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from pages import ROOT, prose
+
+LOADING = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("object", "data")}
+LOADING_RELATIONS = {"stylesheet", "preload", "preconnect", "dns-prefetch", "icon", "modulepreload", "prefetch"}
+
+
+class Html(HTMLParser):
+    """What a page loads, where it links to, and its anchors."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if "id" in given:
+            self.anchors.add(given["id"])
+        self.loads += [given[name] for where, name in LOADING if where == tag and name in given]
+        if tag == "link" and LOADING_RELATIONS & set(given.get("rel", "").split()):
+            self.loads.append(given["href"])
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def html(site: Path) -> dict[Path, Html]:
+    return {path: Html(path.read_text()) for path in site.rglob("*.html")}
+
+
+def is_external(link: str) -> bool:
+    return bool(urlsplit(link).scheme or urlsplit(link).netloc)
+
+
+def test_nothing_is_loaded_from_another_server(site: Path, html: dict[Path, Html]) -> None:
+    assert [(path.name, link) for path, page in html.items() for link in page.loads if is_external(link)] == []
+    for path in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", path.read_text()), path.name
+
+
+def test_every_internal_link_leads_somewhere(site: Path, html: dict[Path, Html]) -> None:
+    dead = []
+    for path, page in html.items():
+        if path.name == "404.html":  # its links are absolute: it may be shown at any address
+            continue
+        for link in (*page.links, *page.loads):
+            if is_external(link):
+                continue
+            where, _, anchor = unquote(link).partition("#")
+            target = (path.parent / where).resolve() if where else path
+            target = target / "index.html" if target.is_dir() else target
+            if not target.is_file() or (anchor and target in html and anchor not in html[target].anchors):
+                dead.append(f"{path.relative_to(site)}: {link}")
+    assert dead == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_every_relative_link_of_the_front_pages_leads_to_a_file(name: str) -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(ROOT / name)) if not is_external(link)]
+    missing = [link for link in links if not (ROOT / link.partition("#")[0]).is_file()]
+    assert missing == []
+
+
+def test_every_file_the_pages_name_exists() -> None:
+    """Paths in backticks that begin with one of the repository's folders."""
+    missing = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for name in re.findall(r"`((?:cli|core|trainer|aux_peer|tests|docs)/[\w/.]+)`", prose(page)):
+            if not (ROOT / name).exists():
+                missing.append(f"{page.name}: {name}")
+    assert missing == []

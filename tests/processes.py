@@ -1,0 +1,169 @@
+"""Real peers as real processes, for tests: start, wait for what they log, end them, see that nothing stays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+
+Event = dict[str, Any]
+
+
+def collab(
+    *arguments: str, timeout_s: float = 60, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a `collab` command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "collab_cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**environment(), **(env or {})},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "COLLAB_EXIT_WITH_PARENT": "1"}
+
+
+def write_run(folder: Path, *, name: str = "test-run", **changes: Any) -> Path:
+    """A run folder with a small, quick model; `section__key=value` changes a setting."""
+    made = collab("new", str(folder / name))
+    assert made.returncode == 0, made.stderr
+    path = folder / name / "run.toml"
+    lines, section = [], ""
+    wanted = {
+        "task__options__width": 32,
+        "task__options__layers": 1,
+        "task__options__sequence_length": 64,
+        "strategy__target_batch_size": 64,
+        "strategy__matchmaking_time_s": 4.0,
+        "strategy__averaging_timeout_s": 10.0,
+        **changes,
+    }
+    for line in path.read_text().splitlines():
+        if line.startswith("["):
+            section = line.partition("]")[0].strip("[").replace(".", "__")
+        key = line.partition("=")[0].strip()
+        dotted = f"{section}__{key}" if section else key
+        if dotted in wanted:
+            line = f"{key} = {json.dumps(wanted.pop(dotted))}"
+        lines.append(line)
+    assert not wanted, f"no such settings: {wanted}"
+    path.write_text("\n".join(lines) + "\n")
+    return folder / name
+
+
+class PeerProcess:
+    """One `collab aux` or `collab train`, with its event log."""
+
+    def __init__(
+        self, state_dir: Path, *command: str, env: dict[str, str] | None = None, program: tuple[str, ...] = ()
+    ) -> None:
+        self.state_dir = state_dir
+        state_dir.mkdir(parents=True, exist_ok=True)
+        self.log = state_dir / "output.log"
+        self._output = open(self.log, "ab")  # noqa: SIM115 - the process writes to it as long as it lives
+        arguments = [*command, "--state-dir", str(state_dir)]
+        if "--client-mode" not in command and "--host-maddrs" not in command:
+            arguments += ["--host-maddrs", LOOPBACK]
+        self.process = subprocess.Popen(
+            [sys.executable, *(program or ("-m", "collab_cli")), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**environment(), **(env or {})},
+            start_new_session=True,
+        )
+        self._descendants: set[psutil.Process] = set()
+
+    def events(self, kind: str | None = None) -> list[Event]:
+        path = self.state_dir / "events.jsonl"
+        if not path.exists():
+            return []
+        data = path.read_bytes()
+        entries = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+        return [entry for entry in entries if kind is None or entry["event"] == kind]
+
+    def wait_for(
+        self, kind: str, accept: Callable[[Event], bool] = lambda event: True, *, after: int = 0, timeout_s: float = 90
+    ) -> Event:
+        """The first event of a kind that is accepted, among those after the first `after` events of the log."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ended = self.process.poll() is not None
+            for event in self.events()[after:]:
+                if event["event"] == kind and accept(event):
+                    return event
+            if ended or time.monotonic() > deadline:
+                what = f"ended with {self.process.returncode}" if ended else f"not within {timeout_s} s"
+                raise AssertionError(f"{self.state_dir.name}: no {kind!r} event ({what})\n{self.tail()}")
+            self.descendants()
+            time.sleep(0.1)
+
+    def wait_for_epoch(self, epoch: int, timeout_s: float = 120) -> Event:
+        return self.wait_for("epoch", lambda event: event["epoch"] >= epoch, timeout_s=timeout_s)
+
+    def last_epoch(self) -> int:
+        return max((event["epoch"] for event in self.events("epoch")), default=0)
+
+    def roots(self) -> dict[int, str]:
+        return {event["epoch"]: event["root"] for event in self.events("epoch")}
+
+    def tail(self) -> str:
+        output = self.log.read_text(errors="replace")[-3000:]
+        return output + "\n" + "\n".join(json.dumps(event) for event in self.events()[-15:])
+
+    def descendants(self) -> set[psutil.Process]:
+        """Every process this peer ever started, as far as we saw."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._descendants |= set(psutil.Process(self.process.pid).children(recursive=True))
+        return self._descendants
+
+    def kill(self) -> None:
+        """kill -9, which no peer can prepare for."""
+        self.descendants()
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 15) -> int:
+        self.descendants()
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout_s)
+
+    def left_behind(self) -> list[str]:
+        """Descendants that are still running."""
+        alive = []
+        for process in self._descendants:
+            try:
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+            except psutil.NoSuchProcess:
+                continue
+        return alive
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self._output.close()
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.1)

@@ -1,0 +1,188 @@
+"""A run from end to end, with real processes: newcomers, losses, restarts."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import SwarmOfProcesses
+from processes import PeerProcess, collab, wait_until, write_run
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def assert_same_history(*peers: PeerProcess) -> None:
+    """Wherever two peers saw the same epoch, they had the same root."""
+    seen: dict[int, str] = {}
+    for peer in peers:
+        for epoch, root in peer.roots().items():
+            assert seen.setdefault(epoch, root) == root, f"{peer.state_dir.name} differs at epoch {epoch}"
+
+
+def assert_never_goes_back(peer: PeerProcess) -> None:
+    epochs = [event["epoch"] for event in peer.events() if event["event"] in ("epoch", "resynced")]
+    assert epochs == sorted(epochs), epochs
+
+
+def test_three_peers_stay_identical_and_a_newcomer_has_the_state_before_it_contributes(
+    swarm: SwarmOfProcesses, tmp_path: Path
+) -> None:
+    aux = swarm.aux(write_run(tmp_path))
+    first, second = swarm.trainer("first"), swarm.trainer("second", "--client-mode")
+    for peer in (aux, first, second):
+        peer.wait_for_epoch(5)
+
+    third = swarm.trainer("third")
+    joined = third.wait_for("joined")
+    assert joined["epoch"] >= 5
+    name = joined["name"]
+    contributed = aux.wait_for("epoch", lambda event: name in event["members"])
+    assert contributed["epoch"] > joined["epoch"]
+    third.wait_for_epoch(contributed["epoch"] + 2)
+    assert joined["root"] == aux.roots()[joined["epoch"]]
+    assert third.wait_for("resynced")["bytes"] > 0
+
+    report = json.loads(collab("status", swarm.invite(), "--json").stdout)
+    assert {peer["role"] for peer in report["peers"]} == {"aux", "trainer"}
+    assert len(report["peers"]) == 4
+    assert {peer["mode"] for peer in report["peers"]} == {"direct", "client"}
+    by_epoch: dict[int, set[str]] = {}
+    for peer in report["peers"]:
+        by_epoch.setdefault(peer["epoch"], set()).add(peer["model_root"])
+    assert all(len(roots) == 1 for roots in by_epoch.values()), by_epoch
+    assert report["epoch"] >= joined["epoch"]
+
+    for peer in (first, second, third, aux):
+        started = time.monotonic()
+        assert peer.stop(signal.SIGINT if peer is first else signal.SIGTERM) == 0, peer.tail()
+        assert time.monotonic() - started < 10
+        assert peer.wait_for("left")["epoch"] > 0
+        assert_never_goes_back(peer)
+    assert_same_history(aux, first, second, third)
+
+
+def test_the_others_go_on_when_a_trainer_and_then_the_aux_are_killed(swarm: SwarmOfProcesses, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    aux = swarm.aux(run)
+    doomed, first, second = swarm.trainer("doomed"), swarm.trainer("first"), swarm.trainer("second")
+    for peer in (aux, doomed, first, second):
+        peer.wait_for_epoch(3)
+
+    doomed.kill()
+    epoch = aux.last_epoch()
+    wait_until(lambda: not doomed.left_behind(), "the killed trainer's children to end", 5)
+    for peer in (aux, first, second):
+        peer.wait_for_epoch(epoch + 3, timeout_s=60)
+        peer.wait_for("peer_left")
+
+    invite, peer_id = swarm.invite(), aux.wait_for("joined")["peer_id"]
+    aux.kill()
+    epoch = first.last_epoch()
+    wait_until(lambda: not aux.left_behind(), "the killed auxiliary's children to end", 5)
+    for peer in (first, second):
+        peer.wait_for_epoch(epoch + 3, timeout_s=60)
+
+    num_events = len(aux.events())
+    again = swarm.aux(run)
+    assert swarm.invite() == invite
+    rejoined = again.wait_for("joined", after=num_events)
+    assert rejoined["peer_id"] == peer_id
+    caught_up = again.wait_for("epoch", after=num_events)
+    assert caught_up["epoch"] > epoch
+    for peer in (first, second):
+        peer.wait_for_epoch(caught_up["epoch"] + 2)
+        assert_never_goes_back(peer)
+        assert len([event for event in peer.events("resynced") if event["reason"] != "joining"]) <= 2
+    assert_same_history(again, first, second)
+
+
+@pytest.mark.parametrize("victim", ["aux", "trainer"])
+def test_nobody_keeps_half_an_average_when_a_reducer_dies_in_the_middle_of_a_round(
+    swarm: SwarmOfProcesses, tmp_path: Path, victim: str
+) -> None:
+    fail = {"COLLAB_FAIL_AT": "reduce:3"}
+    aux = swarm.aux(write_run(tmp_path), env=fail if victim == "aux" else None)
+    doomed = swarm.trainer("doomed", env=fail if victim == "trainer" else None)
+    survivors = [swarm.trainer("first"), swarm.trainer("second")]
+    dead = aux if victim == "aux" else doomed
+    wait_until(lambda: dead.process.poll() is not None, "the reducer to die", 120)
+    assert dead.process.returncode == -signal.SIGKILL
+    everyone = [*survivors, doomed if victim == "aux" else aux]
+    for peer in everyone:
+        peer.wait_for_epoch(6)
+    assert any(peer.events("round_failed") for peer in everyone), "the round should have failed for somebody"
+    assert_same_history(*everyone)
+
+
+def test_a_lone_trainer_makes_progress_and_is_joined_later(swarm: SwarmOfProcesses, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    invite_file = tmp_path / "invite"
+    lone = swarm.start("lone", "train", str(run), "--batch-size", "8", "--invite-file", str(invite_file))
+    lone.wait_for_epoch(2)
+    friend = swarm.start("friend", "train", invite_file.read_text(), "--batch-size", "8")
+    name = friend.wait_for("joined")["name"]
+    together = lone.wait_for("epoch", lambda event: len(event["members"]) == 2)
+    assert name in together["members"]
+    friend.wait_for_epoch(together["epoch"] + 1)
+    assert_same_history(lone, friend)
+    assert_never_goes_back(lone)
+
+
+def test_client_mode_trainers_survive_a_restart_of_their_only_auxiliary(
+    swarm: SwarmOfProcesses, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path)
+    aux = swarm.aux(run)
+    trainers = [swarm.trainer("first", "--client-mode", "-v"), swarm.trainer("second", "--client-mode", "-v")]
+    for peer in (aux, *trainers):
+        peer.wait_for_epoch(3)
+    aux.kill()
+    num_events = len(aux.events())
+    again = swarm.aux(run)
+    resumed = again.wait_for("epoch", after=num_events)
+    for peer in trainers:
+        peer.wait_for_epoch(resumed["epoch"] + 2)
+    assert_same_history(again, *trainers)
+
+
+def test_an_auxiliary_that_only_reduces_holds_no_state(swarm: SwarmOfProcesses, tmp_path: Path) -> None:
+    aux = swarm.aux(write_run(tmp_path), "aux", "--no-as-active-peer")
+    trainers = [swarm.trainer("first", "--client-mode"), swarm.trainer("second")]
+    for peer in trainers:
+        peer.wait_for_epoch(4)
+    assert aux.wait_for("assisted")["bytes_sent"] > 0
+    report = json.loads(collab("status", swarm.invite(), "--json").stdout)
+    assert [peer["model_root"] for peer in report["peers"] if peer["role"] == "aux"] == [None]
+    assert_same_history(*trainers)
+    assert not (aux.state_dir / "backup.collab").exists()
+
+
+def test_a_stopped_run_resumes_where_it_was(swarm: SwarmOfProcesses, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    aux, trainer = swarm.aux(run), swarm.trainer("trainer")
+    trainer.wait_for_epoch(3)
+    assert trainer.stop() == 0
+    assert aux.stop() == 0
+    left = aux.wait_for("left")
+    num_events = len(aux.events())
+    again = swarm.aux(run)
+    assert again.wait_for("restored", after=num_events)["root"] == left["root"]
+    after = len(trainer.events())
+    resumed = swarm.trainer("trainer")
+    assert resumed.wait_for("joined", after=after)["epoch"] == left["epoch"]
+    assert resumed.wait_for("epoch", after=after)["epoch"] == left["epoch"] + 1
+
+
+def test_a_killed_peer_leaves_no_process_no_port_and_no_socket_folder_in_use(
+    swarm: SwarmOfProcesses, tmp_path: Path
+) -> None:
+    aux = swarm.aux(write_run(tmp_path))
+    port = int(aux.wait_for("joined")["addresses"][0].split("/")[4])
+    aux.kill()
+    wait_until(lambda: not aux.left_behind(), "the daemon to end", 5)
+    listening = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port]
+    assert not listening
