@@ -74,5 +74,6 @@ def aux(
                 replace_file(invite_file.absolute(), invite.encode() + b"\n")
             console.print(f"\nRun [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}. Others join with:\n")
             console.print(f"collab train {invite}", style="bold cyan", soft_wrap=True)
-            console.print("\nPress Ctrl-C to leave; the state is kept.\n", style="dim")
+            kept = "; the state is kept" if as_active_peer else ""
+            console.print(f"\nPress Ctrl-C to leave{kept}.\n", style="dim")
             peer.run()

@@ -26,7 +26,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 def demo(
     run: Annotated[
-        str | None, typer.Argument(help="Folder of a run; the built-in one if left out.", metavar="[RUN]")
+        str | None, typer.Argument(help="Folder of a run; the built-in one if left out.", metavar="RUN")
     ] = None,
     peers: Annotated[int, typer.Option(min=1, max=32, help="Number of trainers.")] = 2,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 20,
@@ -52,7 +52,7 @@ def demo(
         curve = Curve()
         try:
             with console.status(f"Starting one auxiliary peer and {peers} trainer{'s' * (peers > 1)}…"):
-                invite = swarm.start()
+                swarm.start()
             show(swarm, curve, console, epochs)
         finally:
             with console.status("Stopping everyone…"):
@@ -64,7 +64,7 @@ def demo(
         if as_json:
             print(json.dumps(report, indent=2))
         else:
-            tell(console, report, is_built_in=run is None, invite=invite)
+            tell(console, report, is_built_in=run is None)
 
 
 def built_in_run(folder: Path, seed: int) -> Any:
@@ -195,7 +195,7 @@ def summarise(swarm: LocalSwarm, run_folder: Any, seconds: float) -> dict[str, A
     }
 
 
-def tell(console: Console, report: dict[str, Any], *, is_built_in: bool, invite: str) -> None:
+def tell(console: Console, report: dict[str, Any], *, is_built_in: bool) -> None:
     """The same report for people."""
     loss = report["loss"]
     floor = "" if loss["floor"] is None else f"  (nobody can get below {loss['floor']:.3f})"

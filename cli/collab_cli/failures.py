@@ -16,8 +16,6 @@ from rich.text import Text
 
 from collab_core.errors import Code, CollabError
 
-DOCS_HINT = "docs/reference/errors.md"
-
 
 def show_error(error: CollabError) -> None:
     """Print the box on stderr."""

@@ -26,7 +26,8 @@ def describe(event: dict[str, Any]) -> str | None:
     reason = escape(str(event.get("reason", "")))
     match event["event"]:
         case "joined":
-            return f"Joined the run at epoch {event['epoch']} as [bold]{name}[/bold]."
+            where = "" if event["root"] is None else f" at epoch {event['epoch']}"
+            return f"Joined the run{where} as [bold]{name}[/bold]."
         case "restored":
             return f"Restored the backup of epoch {event['epoch']}."
         case "epoch":
@@ -62,6 +63,7 @@ def describe(event: dict[str, Any]) -> str | None:
         case "settings_synced":
             return "The run's settings differ from your file and are used: " + escape("; ".join(event["differences"]))
         case "left":
-            return f"Left at epoch {event['epoch']}; contributed {event['samples']} samples. Thank you!"
+            thanks = f"; contributed {event['samples']} samples" if event["role"] == "trainer" else ""
+            return f"Left{thanks}. Thank you!"
         case _:
             return None

@@ -110,7 +110,8 @@ class LocalSwarm:
                 raise self._failure(peer, f"ended with exit code {peer.process.returncode}")
 
     def _failure(self, peer: LocalPeer, what: str) -> RunError:
-        tail = peer.log.read_text(errors="replace").strip().splitlines()[-12:]
+        words = (line.strip("│╭╰─╮╯ ") for line in peer.log.read_text(errors="replace").splitlines())
+        tail = [line for line in words if line][-12:]
         return RunError(
             Code.PEER_FAILED,
             f"The peer {peer.folder.name} {what}. Its last words:\n" + "\n".join(tail),

@@ -67,8 +67,15 @@ BackupEvery = Annotated[
 
 def read_source(text: str) -> Invite | RunFolder:
     """An invite, or the folder (or run.toml) of a run. A path that exists wins."""
+    from collab_core.errors import Code, ConfigError
     from collab_core.run import Invite, RunFolder, looks_like_invite
 
-    if not Path(text).exists() and (looks_like_invite(text) or "/" not in text):
+    if looks_like_invite(text) and not Path(text).exists():
         return Invite.decode(text)
-    return RunFolder(Path(text))
+    if text.strip() and (Path(text).exists() or "/" in text):
+        return RunFolder(Path(text))
+    raise ConfigError(
+        Code.BAD_INVITE,
+        f"{text[:60]!r} is neither an invite nor a folder that exists.",
+        fix="Paste the whole invite (it begins with collab1_), or give the folder that `collab new` made.",
+    )

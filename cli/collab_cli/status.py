@@ -95,6 +95,7 @@ def peer_table(peers: list[dict[str, Any]]) -> Table:
     for heading, justify in (
         ("name", "left"),
         ("role", "left"),
+        ("link", "left"),
         ("doing", "left"),
         ("epoch", "right"),
         ("samples", "right"),
@@ -109,7 +110,8 @@ def peer_table(peers: list[dict[str, Any]]) -> Table:
         loss = "" if peer["loss"] is None else f"{peer['loss']:.3f}"
         table.add_row(
             escape(peer["name"]),
-            peer["role"] if peer["mode"] == "direct" else "client",
+            peer["role"],
+            peer["mode"],
             peer["phase"],
             str(peer["epoch"]),
             str(peer["samples"]),

@@ -97,9 +97,17 @@ class Peer:
 
     def _tell_joined(self, epoch: int, root: str | None) -> None:
         swarm = self.swarm
-        mode, addresses = swarm.record.mode, swarm.addresses
         self.events.write(
-            "joined", epoch=epoch, root=root, peer_id=swarm.peer_id, name=swarm.name, mode=mode, addresses=addresses
+            "joined",
+            run_id=self.manifest.run_id,
+            version=swarm.record.version,
+            role=swarm.record.role,
+            mode=swarm.record.mode,
+            peer_id=swarm.peer_id,
+            name=swarm.name,
+            addresses=swarm.addresses,
+            epoch=epoch,
+            root=root,
         )
 
     def leave(self) -> None:
@@ -109,9 +117,9 @@ class Peer:
             snapshot = self._snapshot.result()
             if self.config.backup_every:
                 self._back_up(snapshot)
-            self.events.write("left", epoch=snapshot.epoch, root=snapshot.root, samples=self.samples, loss=self.loss)
-        else:
-            self.events.write("left", epoch=self.replica.epoch, root=None, samples=self.samples, loss=None)
+        root = self.root() if self._snapshot is not None else None
+        role = self.swarm.config.role
+        self.events.write("left", role=role, epoch=self.replica.epoch, root=root, samples=self.samples, loss=self.loss)
         self._background.shutdown(wait=True, cancel_futures=True)
 
     def is_done(self) -> bool:

@@ -63,10 +63,9 @@ def open_session(
         config = replace(config, initial_peers=(*source.initial_peers, *config.initial_peers))
     local = source.signed_manifest(initial_root) if isinstance(source, RunFolder) else None
     run_hash = local.run_hash if local is not None else source.run_hash if isinstance(source, Invite) else b""
-    if state_dir is not None:
-        folder = StateFolder(state_dir)
-    else:
-        folder = StateFolder.first_free(default_home() / run_hash.hex()[:16], config.role)
+    home = default_home() / run_hash.hex()[:16]
+    config = replace(config, rumoured_peers=tuple(StateFolder.neighbours(home)))
+    folder = StateFolder(state_dir) if state_dir is not None else StateFolder.first_free(home, config.role)
     with contextlib.ExitStack() as stack:
         stack.callback(folder.close)
         try:

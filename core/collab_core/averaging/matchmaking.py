@@ -80,11 +80,14 @@ class Matchmaking:
         self._leader: str | None = None
         self._running: bytes | None = None
         self._followers: dict[str, Follower] = {}
+        self._refused: set[str] = set()
+        """Peers refused in this epoch: nobody waits for them any more."""
         self._joined = asyncio.Event()
 
     def set_epoch(self, epoch: int) -> None:
         """We are now at this epoch; whoever still waits for an earlier one is told that it is over."""
         self._epoch = epoch
+        self._refused.clear()
         for follower in list(self._followers.values()):
             if follower.member.epoch < epoch:
                 self._answer(follower, averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_SCHEMA_HASH))
@@ -201,7 +204,7 @@ class Matchmaking:
             has_work = len(members) > 1 and any(member.weight > 0 for member in members)
             if deadline is None and has_work:
                 deadline = loop.time() + self._window_s
-            if has_work and call.expected() - {self._me} <= present:
+            if has_work and call.expected() - {self._me} - self._refused <= present:
                 return self._close(call, members)
             if deadline is not None and loop.time() >= deadline:
                 if has_work:
@@ -247,6 +250,7 @@ class Matchmaking:
             else check_weight(member.weight, self._weight_cap)
         )
         if reason or member is None:
+            self._refused.add(remote)
             self._on_refused(remote, reason)
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
             return

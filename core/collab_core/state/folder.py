@@ -77,6 +77,17 @@ class StateFolder:
     def manifest(self) -> Path:
         return self.path / "manifest.json"
 
+    @staticmethod
+    def neighbours(parent: Path) -> list[str]:
+        """Addresses of peers that keep, or kept, their folder beside ours."""
+        addresses: list[str] = []
+        for path in sorted(parent.glob("*/addresses.json")):
+            addresses += _read_list(path)[:2]
+        return addresses
+
+    def write_addresses(self, addresses: list[str]) -> None:
+        replace_file(self.path / "addresses.json", json.dumps(addresses).encode())
+
     def read_port(self) -> int | None:
         """The port of the last time, so that an invite stays true across restarts."""
         with contextlib.suppress(OSError, ValueError):
@@ -88,15 +99,20 @@ class StateFolder:
         replace_file(self.path / "port", str(port).encode())
 
     def read_peers(self) -> list[str]:
-        """Addresses of peers met before; a damaged file is worth as much as none."""
-        with contextlib.suppress(OSError, ValueError):
-            peers = json.loads((self.path / "peers.json").read_text())
-            if isinstance(peers, list) and all(isinstance(peer, str) for peer in peers):
-                return peers[:MAX_REMEMBERED_PEERS]
-        return []
+        """Addresses of peers met before."""
+        return _read_list(self.path / "peers.json")[:MAX_REMEMBERED_PEERS]
 
     def write_peers(self, addresses: list[str]) -> None:
         replace_file(self.path / "peers.json", json.dumps(addresses[:MAX_REMEMBERED_PEERS], indent=1).encode())
 
     def close(self) -> None:
         self._lock.close()
+
+
+def _read_list(path: Path) -> list[str]:
+    """A list of texts; a damaged file is worth as much as none."""
+    with contextlib.suppress(OSError, ValueError):
+        items = json.loads(path.read_text())
+        if isinstance(items, list) and all(isinstance(item, str) for item in items):
+            return items
+    return []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -15,15 +17,23 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from collab_core.errors import Code, SwarmError
+from collab_core.swarm.addresses import host_and_port
 
 STARTUP_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 2.0
 SOCKET_PREFIX = "collab-"
+MAX_BASE_LENGTH = 50  # a Unix socket's whole path has to fit in 104 characters, and ours adds about 50
+
+
+def _socket_base() -> Path:
+    """The temporary folder, unless its path is too long for sockets in it."""
+    base = Path(tempfile.gettempdir())
+    return base if len(str(base)) <= MAX_BASE_LENGTH else Path("/tmp")
 
 
 def _remove_stale_sockets() -> None:
     """Socket folders of peers that were killed: the process number in the name tells whose they were."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{SOCKET_PREFIX}[0-9]*-*"):
+    for folder in _socket_base().glob(f"{SOCKET_PREFIX}[0-9]*-*"):
         owner = folder.name.removeprefix(SOCKET_PREFIX).partition("-")[0]
         try:
             os.kill(int(owner), 0)
@@ -31,6 +41,46 @@ def _remove_stale_sockets() -> None:
             shutil.rmtree(folder, ignore_errors=True)
         except (PermissionError, ValueError):
             continue
+
+
+def free_port(address: str) -> int:
+    """A port that is free now at an address to listen on."""
+    with _listener(address, 0) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _check_ports(listen: Sequence[str]) -> None:
+    """go-libp2p shares a port with other daemons instead of refusing it, and half of the callers then reach the wrong
+    peer. So we ask the kernel first."""
+    for address in listen:
+        place = host_and_port(address)
+        if place is not None and place[1]:
+            try:
+                _listener(address, place[1]).close()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise _port_taken(address) from error
+
+
+def _listener(address: str, port: int) -> socket.socket:
+    place = host_and_port(address)
+    host = place[0] if place else "0.0.0.0"
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the last time may linger
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _port_taken(where: str) -> SwarmError:
+    return SwarmError(
+        Code.PORT_TAKEN,
+        f"Another program, perhaps another peer of yours, already listens on {where}.",
+        fix="Stop it, or choose another port with --port (0 takes any free one).",
+    )
 
 
 class Daemon:
@@ -49,8 +99,10 @@ class Daemon:
         bootstrap: Sequence[str] = (),
         client_mode: bool = False,
     ) -> None:
+        if not client_mode:
+            _check_ports(listen)
         _remove_stale_sockets()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{SOCKET_PREFIX}{os.getpid()}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{SOCKET_PREFIX}{os.getpid()}-", dir=_socket_base()))
         arguments = {
             "listen": f"/unix{self.folder}/daemon.sock",
             "id": str(identity),
@@ -123,11 +175,7 @@ class Daemon:
             self._process.wait(0.5)
         said = " / ".join(self._lines) or "nothing"
         if "address already in use" in said:
-            return SwarmError(
-                Code.PORT_TAKEN,
-                f"Another program already listens on {', '.join(listen)}.",
-                fix="Stop it, or choose another port with --port (0 takes any free one).",
-            )
+            return _port_taken(", ".join(listen))
         if "bootstrap" in said:
             return SwarmError(
                 Code.UNREACHABLE,

@@ -21,8 +21,8 @@ from hivemind.utils.timed_storage import get_dht_time
 from collab_core import __version__
 from collab_core.errors import Code, ConfigError, RunError, SwarmError
 from collab_core.state.folder import StateFolder
-from collab_core.swarm.addresses import best_first, host_and_port, parse_address, peer_of, probe
-from collab_core.swarm.daemon import Daemon
+from collab_core.swarm.addresses import best_first, parse_address, peer_of, probe
+from collab_core.swarm.daemon import Daemon, free_port
 from collab_core.swarm.identity import Identity
 from collab_core.swarm.names import friendly_name
 from collab_core.swarm.reactor import Reactor
@@ -31,6 +31,7 @@ from collab_core.telemetry.events import EventLog
 
 logger = logging.getLogger(__name__)
 
+EVERYWHERE = "/ip4/0.0.0.0/tcp/0"
 RECORD_LIFETIME_S = 12.0  # a killed peer is gone from everyone's view after this long
 HEARTBEAT_S = 3.0
 MIN_PUBLISH_GAP_S = 0.2
@@ -47,6 +48,8 @@ class SwarmConfig:
 
     role: Literal["trainer", "aux", "observer"]
     initial_peers: tuple[str, ...] = ()
+    rumoured_peers: tuple[str, ...] = ()
+    """Addresses that may be old; nobody minds if none of them answers."""
     host_maddrs: tuple[str, ...] = ()
     """Where to listen. Empty: every interface, on the port of the last time or `port`."""
     announce_maddrs: tuple[str, ...] = ()
@@ -93,6 +96,7 @@ class Swarm:
         self._lock = threading.Lock()
         self._changed: asyncio.Event | None = None
         self.run_hash = b""
+        self._port = 0
         self.grant = ""
         """The organiser's signature under our peer ID, if we are one of their auxiliaries."""
         self._bootstrap: list[str] = []
@@ -109,13 +113,13 @@ class Swarm:
         if self.config.client_mode and not candidates:
             raise ConfigError(
                 Code.BAD_OPTION,
-                "--client-mode only dials out, but there is nobody to dial.",
+                "A peer that only dials out (--client-mode, `collab status`) needs somebody to dial.",
                 fix="Give an invite instead of a run folder, or an address with --initial-peers.",
             )
         self._bootstrap = self._reachable(candidates) if candidates else []
         self._daemon = self._start_daemon(self._bootstrap)
         self.reactor.run(self._start_transport(), timeout_s=30)
-        self._remember_port()
+        self._remember_place()
 
     def join(self, run_hash: bytes) -> None:
         """Enter the run's directory: from now on others hear of us, and we of them."""
@@ -141,7 +145,7 @@ class Swarm:
         """Everyone we could join through: those we were told of, then those we met before."""
         for address in self.config.initial_peers:
             parse_address(address, needs_peer=True)
-        known = [*self.config.initial_peers, *self._folder.read_peers()]
+        known = [*self.config.initial_peers, *self._folder.read_peers(), *self.config.rumoured_peers]
         return [address for address in dict.fromkeys(known) if peer_of(address) != self.peer_id]
 
     def _reachable(self, candidates: list[str]) -> list[str]:
@@ -168,8 +172,14 @@ class Swarm:
             parse_address(address)
         wanted = config.port if config.port is not None else (self._folder.read_port() or 0)
 
+        hosts = config.host_maddrs or (EVERYWHERE,)
+
         def start(port: int) -> Daemon:
-            listen = [_with_port(address, port) for address in config.host_maddrs or ("/ip4/0.0.0.0/tcp/0",)]
+            listen = []
+            if not config.client_mode:
+                # We choose the port, so that we know it whatever addresses are announced.
+                self._port = port or free_port(hosts[0])
+                listen = [_with_port(address, self._port) for address in hosts]
             return Daemon(
                 identity=self._identity_path,
                 listen=listen,
@@ -220,10 +230,11 @@ class Swarm:
         loops = (self._publish_loop, self._read_loop, self._reconnect_loop)
         self._loops = [asyncio.create_task(loop()) for loop in loops]
 
-    def _remember_port(self) -> None:
-        place = host_and_port(self.addresses[0]) if self.addresses else None
-        if place and not self.config.announce_maddrs:
-            self._folder.write_port(place[1])
+    def _remember_place(self) -> None:
+        """For our next start, and for peers of the same run on this machine."""
+        if not self.config.client_mode and self.config.role != "observer":
+            self._folder.write_port(self._port)
+            self._folder.write_addresses(self.addresses)
 
     def close(self) -> None:
         """Say goodbye and leave nothing behind. Bounded, and safe to call twice."""

@@ -1,0 +1,111 @@
+"""Peers inside the test's own process: real daemons and sockets, toy vectors instead of models."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from processes import LOOPBACK
+
+from collab_core.averaging import ExactAverager, RoundOutcome, RoundRequest
+from collab_core.run import RunSettings
+from collab_core.state.folder import StateFolder
+from collab_core.swarm import Peer, Swarm, SwarmConfig
+from collab_core.telemetry import EventLog
+
+RUN_HASH = bytes(range(32))
+LAYOUT_HASH = bytes(32)
+
+
+def settings(codec: str = "none", **strategy: Any) -> RunSettings:
+    return RunSettings.model_validate(
+        {
+            "name": "toy",
+            "strategy": {"codec": codec, "matchmaking_time_s": 3.0, "averaging_timeout_s": 5.0, **strategy},
+            "limits": {"max_samples_per_peer": 1000},
+        }
+    )
+
+
+@dataclass
+class ToyPeer:
+    """A swarm member with an averager."""
+
+    swarm: Swarm
+    averager: ExactAverager
+    log: list[dict[str, Any]] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def others(self) -> list[Peer]:
+        return self.swarm.peers()
+
+    def round(self, values: torch.Tensor | None, weight: float, **changes: Any) -> RoundOutcome:
+        request = {
+            "epoch": 0,
+            "parent_root": "00" * 32,
+            "contribution": values,
+            "weight": weight,
+            "companions": self.others,
+            "should_stop": self.stop.is_set,
+            "is_patient": self.swarm.config.role == "aux",
+            **changes,
+        }
+        return self.averager.round(RoundRequest(**request), self.stop)
+
+    def refusals(self) -> list[str]:
+        return [event["reason"] for event in self.log if event["event"] == "refused"]
+
+
+class ToySwarm:
+    """Several peers that know each other."""
+
+    def __init__(self, folder: Path, num_values: int, codec: str = "none") -> None:
+        self.folder, self.num_values, self.settings = folder, num_values, settings(codec)
+        self.peers: list[ToyPeer] = []
+
+    def add(self, role: str = "trainer", *, client_mode: bool = False, kind: type = ExactAverager) -> ToyPeer:
+        folder = StateFolder(self.folder / f"peer-{len(self.peers)}")
+        events = EventLog(folder.events)
+        addresses = tuple(peer.swarm.addresses[0] for peer in self.peers[:1])
+        config = SwarmConfig(
+            role=role,  # type: ignore[arg-type]
+            host_maddrs=(LOOPBACK,),
+            client_mode=client_mode,
+            initial_peers=addresses,
+        )
+        swarm = Swarm(config, folder, events)
+        swarm.connect()
+        swarm.join(RUN_HASH)
+        averager = kind(swarm, self.settings, layout_hash=LAYOUT_HASH, num_values=self.num_values)
+        peer = ToyPeer(swarm, averager)
+        events.listen(peer.log.append)
+        self.peers.append(peer)
+        return peer
+
+    def meet(self) -> None:
+        """Wait until everyone sees everyone."""
+        deadline = time.monotonic() + 20
+        while any(len(peer.others()) < len(self.peers) - 1 for peer in self.peers):
+            assert time.monotonic() < deadline, [len(peer.others()) for peer in self.peers]
+            time.sleep(0.05)
+
+    def rounds(self, *arguments: tuple[torch.Tensor | None, float] | None, **changes: Any) -> list[RoundOutcome]:
+        """Everyone takes part in one round at the same time; None stays away."""
+        with ThreadPoolExecutor(len(self.peers)) as pool:
+            futures = [
+                pool.submit(peer.round, *given, **changes)
+                for peer, given in zip(self.peers, arguments, strict=True)
+                if given is not None
+            ]
+            return [future.result(timeout=60) for future in futures]
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.stop.set()
+        for peer in reversed(self.peers):
+            peer.swarm.close()

@@ -1,0 +1,203 @@
+"""Exact averaging between real daemons: same bytes for everyone, nothing wrong gets in, all parts or nothing."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hivemind.proto import averaging_pb2, runtime_pb2
+
+from collab_core.averaging import averager as averager_module
+from collab_core.averaging.reduction import Reduction
+from swarm.in_process import ToySwarm
+
+NUM_VALUES = 300_001  # several parts per reducer, and an odd size
+
+
+@pytest.fixture
+def toys(short_folder: Path) -> Iterator[ToySwarm]:
+    made = ToySwarm(short_folder, NUM_VALUES)
+    yield made
+    made.close()
+
+
+def vectors(count: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(NUM_VALUES, generator=generator) for _ in range(count)]
+
+
+def same_bits(values: list[torch.Tensor | None]) -> bool:
+    return all(value is not None and values[0] is not None and torch.equal(value, values[0]) for value in values)
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16"])
+def test_everyone_gets_the_same_bytes_of_the_weighted_mean(short_folder: Path, codec: str) -> None:
+    toys = ToySwarm(short_folder, NUM_VALUES, codec)
+    try:
+        toys.add("aux")
+        toys.add()
+        toys.add(client_mode=True)
+        toys.add()
+        toys.meet()
+        total_sent, total_received = torch.zeros(NUM_VALUES), torch.zeros(NUM_VALUES)
+        for epoch in range(4):
+            first, second, third = vectors(3, seed=epoch)
+            outcomes = toys.rounds((None, 0.0), (first, 10.0), (second, 30.0), (third, 60.0), epoch=epoch)
+            averages = [outcome.average for outcome in outcomes]
+            assert same_bits(averages), [outcome.failure for outcome in outcomes]
+            expected = 0.1 * first + 0.3 * second + 0.6 * third
+            assert averages[0] is not None
+            torch.testing.assert_close(averages[0], expected, rtol=0, atol=1e-6 if codec == "none" else 4e-3)
+            total_sent += expected
+            total_received += averages[0]
+            assert outcomes[0].members == {
+                peer.swarm.peer_id: weight for peer, weight in zip(toys.peers[1:], (10.0, 30.0, 60.0), strict=True)
+            }
+            for peer in toys.peers:
+                peer.averager.set_epoch(epoch + 1)
+        # What fp16 lost stays at home and comes later: the error of the sum does not grow with the rounds.
+        torch.testing.assert_close(total_received, total_sent, rtol=0, atol=5e-6 if codec == "none" else 4e-3)
+        if codec == "fp16":
+            sent = [outcome.bytes_sent for outcome in outcomes]
+            assert sent[2] == 2 * NUM_VALUES  # the client-mode peer reduces nothing
+    finally:
+        toys.close()
+
+
+def hostile(message: Any) -> type:
+    """An averager that sends something wrong. The class keeps its name: it is part of the RPC's name."""
+
+    class Liar(Reduction):
+        async def _outgoing(self, parts: list[Any]) -> AsyncIterator[Any]:
+            index = 0
+            async for honest in super()._outgoing(parts):
+                yield honest if index == 0 else message(honest, index - 1)
+                index += 1
+
+    class ExactAverager(averager_module.ExactAverager):
+        def _reduction(self, group: Any, request: Any) -> Reduction:
+            reduction = super()._reduction(group, request)
+            reduction.__class__ = Liar
+            return reduction
+
+    return ExactAverager
+
+
+def with_nan(honest: Any, index: int) -> Any:
+    buffer = bytearray(honest.tensor_part.buffer)
+    if index == 0:
+        struct.pack_into("<f", buffer, 400, float("nan"))
+    tensor = runtime_pb2.Tensor(buffer=bytes(buffer))
+    return averaging_pb2.AveragingData(tensor_part=tensor, weight=honest.weight)
+
+
+def with_huge_weight(honest: Any, index: int) -> Any:
+    return averaging_pb2.AveragingData(tensor_part=honest.tensor_part, weight=1e30)
+
+
+def with_other_weight(honest: Any, index: int) -> Any:
+    return averaging_pb2.AveragingData(tensor_part=honest.tensor_part, weight=honest.weight + 1)
+
+
+def with_wrong_size(honest: Any, index: int) -> Any:
+    tensor = runtime_pb2.Tensor(buffer=honest.tensor_part.buffer[:-4])
+    return averaging_pb2.AveragingData(tensor_part=tensor, weight=honest.weight)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (with_nan, "not finite"),
+        (with_huge_weight, "above the run's limit"),
+        (with_other_weight, "declared a weight of 50"),
+        (with_wrong_size, "bytes instead of"),
+    ],
+)
+def test_a_wrong_part_enters_no_average_and_its_sender_is_named(toys: ToySwarm, message: Any, reason: str) -> None:
+    toys.add("aux")
+    toys.add()
+    toys.add()
+    toys.add(kind=hostile(message), client_mode=True)
+    toys.meet()
+    first, second = vectors(2)
+    poison = torch.full((NUM_VALUES,), 1e6)
+    outcomes = toys.rounds((None, 0.0), (first, 10.0), (second, 30.0), (poison, 50.0))
+    honest = [outcome.average for outcome in outcomes[:3]]
+    assert same_bits(honest), [outcome.failure for outcome in outcomes]
+    assert honest[0] is not None
+    torch.testing.assert_close(honest[0], 0.25 * first + 0.75 * second, rtol=0, atol=1e-5)
+    assert outcomes[3].average is None
+    # the first reducer to refuse it ends its part in the round; the others see it go
+    refusals = [refusal for peer in toys.peers[:3] for refusal in peer.refusals()]
+    assert refusals
+    assert all(reason in refusal for refusal in refusals), refusals
+
+
+def test_a_weight_above_the_limit_is_refused_when_it_asks_to_join(toys: ToySwarm) -> None:
+    aux = toys.add("aux")
+    toys.add()
+    toys.add(client_mode=True)
+    toys.meet()
+    first, second = vectors(2)
+    outcomes = toys.rounds((None, 0.0), (first, 10.0), (second, 1e30))
+    assert same_bits([outcome.average for outcome in outcomes[:2]])
+    assert outcomes[0].average is not None
+    torch.testing.assert_close(outcomes[0].average, first)
+    assert outcomes[2].average is None
+    assert any("above the run's limit" in refusal for refusal in aux.refusals())
+
+
+def test_peers_elsewhere_in_history_are_not_averaged_in(toys: ToySwarm) -> None:
+    for _ in range(3):
+        toys.add()
+    toys.meet()
+    first, second, third = vectors(3)
+    # everyone believes to be expected by everyone, but the third stands on another root
+    here = [toys.peers[0], toys.peers[1]]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(3) as pool:
+        futures = [
+            pool.submit(toys.peers[0].round, first, 1.0),
+            pool.submit(toys.peers[1].round, second, 1.0),
+            pool.submit(toys.peers[2].round, third, 1.0, parent_root="ff" * 32),
+        ]
+        outcomes = [future.result(timeout=60) for future in futures]
+    assert same_bits([outcomes[0].average, outcomes[1].average])
+    assert outcomes[0].average is not None
+    torch.testing.assert_close(outcomes[0].average, (first + second) / 2, rtol=0, atol=1e-6)
+    assert outcomes[2].average is None
+    assert all(set(outcome.members) == {peer.swarm.peer_id for peer in here} for outcome in outcomes[:2])
+
+
+def test_who_asks_for_an_epoch_that_is_over_is_told_so(toys: ToySwarm) -> None:
+    ahead = toys.add("aux")
+    late = toys.add()
+    toys.meet()
+    ahead.averager.set_epoch(5)
+    outcome = late.round(vectors(1)[0], 1.0, epoch=4)
+    assert outcome.is_behind
+
+
+def test_a_contribution_is_untouched_by_a_round_that_fails(toys: ToySwarm) -> None:
+    lonely = toys.add()
+    values = vectors(1)[0]
+    before = values.clone()
+    outcome = lonely.round(values, 1.0)
+    assert outcome.average is None
+    assert outcome.failure
+    assert torch.equal(values, before)
+
+
+def test_the_round_waits_for_the_slow_but_not_for_ever(toys: ToySwarm) -> None:
+    for _ in range(3):
+        toys.add()
+    toys.meet()
+    first, second, _ = vectors(3)
+    outcomes = toys.rounds((first, 1.0), (second, 1.0), None)
+    assert same_bits([outcome.average for outcome in outcomes])
+    assert all(outcome.matchmaking_s < 8 for outcome in outcomes)
