@@ -64,6 +64,7 @@ def describe(event: dict[str, Any]) -> str | None:
             return "The run's settings differ from your file and are used: " + escape("; ".join(event["differences"]))
         case "left":
             thanks = f"; contributed {event['samples']} samples" if event["role"] == "trainer" else ""
-            return f"Left{thanks}. Thank you!"
+            where = "" if event["root"] is None else f" at epoch {event['epoch']}"
+            return f"Left{where}{thanks}. Thank you!"
         case _:
             return None

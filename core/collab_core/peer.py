@@ -64,6 +64,8 @@ class Peer:
         self._history_samples = 0
         self._has_state = False
         self._set_aside: dict[str, float] = {}
+        self._last_group: frozenset[str] = frozenset()
+        self._last_parent = ""
         self._last_company = time.monotonic()
         self._epoch_started = time.monotonic()
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collab-verify")
@@ -187,8 +189,9 @@ class Peer:
 
     def update(self, average: torch.Tensor) -> None:
         """The same arithmetic on the same bytes, everywhere."""
-        stats = self.replica.update(average, self.root())
         outcome = self.outcome or RoundOutcome()
+        self._last_group, self._last_parent = outcome.group, self.root()
+        stats = self.replica.update(average, self._last_parent)
         self.samples += int(outcome.members.get(self.swarm.peer_id, 0))
         self._history_samples += int(outcome.weight)
         if not stats.is_finite:
@@ -307,13 +310,19 @@ class Peer:
         return best
 
     def companions(self, epoch: int, root: str) -> list[OtherPeer]:
-        """Everyone who should meet in this round: same epoch, same root; auxiliaries without state always."""
-        return [
-            peer
-            for peer in self._others()
-            if (peer.record.epoch == epoch and peer.record.root == root)
-            or (peer.record.role == "aux" and peer.record.root is None and peer.record.phase == "serving")
-        ]
+        """Everyone who should meet in this round: same epoch, same root; auxiliaries without state always.
+
+        Those who were in the last round with us are just arriving, even if their records do not say so yet.
+        """
+
+        def is_expected(peer: OtherPeer) -> bool:
+            record = peer.record
+            if record.root is None:
+                return record.role == "aux" and record.phase == "serving"
+            is_arriving = peer.peer_id in self._last_group and record.root == self._last_parent
+            return (record.epoch, record.root) == (epoch, root) or is_arriving
+
+        return [peer for peer in self._others() if is_expected(peer)]
 
     def _request(self, root: str, contribution: torch.Tensor | None, weight: float) -> RoundRequest:
         epoch = self.replica.epoch

@@ -106,9 +106,9 @@ class Trainer(Peer):
 
     def _should_average(self, num_samples: int) -> bool:
         """The swarm has its batch, or the others have already gone to average it."""
-        others = [
-            peer.record for peer in self.companions(self.replica.epoch, self.root()) if peer.record.role == "trainer"
-        ]
+        epoch, root = self.replica.epoch, self.root()
+        records = [peer.record for peer in self.companions(epoch, root) if peer.record.role == "trainer"]
+        others = [record for record in records if record.root == root]  # the rest still tell of the last epoch
         collected = num_samples + sum(record.epoch_samples for record in others)
         if collected >= self.settings.strategy.target_batch_size:
             return True

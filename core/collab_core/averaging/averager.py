@@ -53,7 +53,10 @@ class RoundOutcome:
     is_behind: bool = False
     """Somebody finished this epoch without us."""
     failure: str = ""
+    group: frozenset[str] = frozenset()
+    """Everyone in the round, also those who sent nothing."""
     members: dict[str, float] = field(default_factory=dict)
+    """Who contributed, with which weight."""
     refused: dict[str, str] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     matchmaking_s: float = 0.0
@@ -168,7 +171,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             self._draining.add(drain)
             drain.add_done_callback(self._draining.discard)
             outcome.reducing_s = time.monotonic() - start
-            outcome.members = group.senders
+            outcome.group, outcome.members = frozenset(group.peer_ids), group.senders
             outcome.refused, outcome.lost = dict(reduction.refused), dict(reduction.lost)
             outcome.bytes_sent, outcome.bytes_received = reduction.bytes_sent, reduction.bytes_received
         return outcome

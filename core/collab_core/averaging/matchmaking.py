@@ -28,6 +28,7 @@ Message = Any  # averaging_pb2.MessageFromLeader
 
 ANSWER_TIMEOUT_S = 4.0  # a leader that does not even answer is not one
 POLL_S = 0.1
+LEADING = b"leading"  # in an acceptance: our window has begun
 NETWORK_ERRORS = (StopAsyncIteration, P2PDaemonError, P2PHandlerError, ControlFailure, OSError)
 
 
@@ -59,6 +60,8 @@ class Follower:
     key: bytes
     member: Member
     answer: asyncio.Future[Message]
+    noticed: asyncio.Event
+    """Set when we lead the round it waits for, so that it knows our window has begun."""
 
 
 class Matchmaking:
@@ -78,6 +81,7 @@ class Matchmaking:
         self._epoch = 0
         self._call: Call | None = None
         self._leader: str | None = None
+        self._is_leading = False
         self._running: bytes | None = None
         self._followers: dict[str, Follower] = {}
         self._refused: set[str] = set()
@@ -115,6 +119,7 @@ class Matchmaking:
             raise NoGroup("stopped")
         finally:
             self._call = self._leader = None
+            self._is_leading = False
 
     def finished(self) -> None:
         """The round of the last group is over, well or not."""
@@ -139,10 +144,11 @@ class Matchmaking:
         try:
             stream = await asyncio.wait_for(self._stub_of(leader).rpc_join_group(request), ANSWER_TIMEOUT_S)
             message = await asyncio.wait_for(anext(stream), ANSWER_TIMEOUT_S)
-            if message.code == averaging_pb2.ACCEPTED:
-                # the leader may still have to finish its own work before its window starts
-                patience_s = None if call.is_patient else 2 * self._window_s + ANSWER_TIMEOUT_S
-                message = await self._unless_stopped(anext(stream), call, patience_s)
+            while message is not None and message.code == averaging_pb2.ACCEPTED:
+                # The leader may still have to finish its own work: it gets one window for that, and then, once it
+                # says that it leads, the whole window of the round.
+                patience_s = self._window_s + (ANSWER_TIMEOUT_S if message.group_id == LEADING else 0.0)
+                message = await self._unless_stopped(anext(stream), call, None if call.is_patient else patience_s)
             if message is None:
                 return None
             if message.code == averaging_pb2.BAD_SCHEMA_HASH:
@@ -198,6 +204,10 @@ class Matchmaking:
         """Wait for those who are expected, at most for the matchmaking window, then close the group."""
         loop = asyncio.get_running_loop()
         deadline = None if call.is_patient else loop.time() + self._window_s
+        self._is_leading = True
+        for follower in self._followers.values():
+            if follower.key == call.key:
+                follower.noticed.set()
         while not call.should_stop():
             present = {peer_id for peer_id, follower in self._followers.items() if follower.key == call.key}
             members = [call.me, *(self._followers[peer_id].member for peer_id in present)]
@@ -267,12 +277,22 @@ class Matchmaking:
         if self._call is not None and self._call.me.epoch == member.epoch and self._call.key != request.schema_hash:
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY)  # same epoch, another history
             return
-        follower = Follower(request.schema_hash, member, asyncio.get_running_loop().create_future())
+        answer = asyncio.get_running_loop().create_future()
+        follower = Follower(request.schema_hash, member, answer, asyncio.Event())
+        if self._is_leading:
+            follower.noticed.set()
         self._followers[remote] = follower
         self._joined.set()
+        accepted = averaging_pb2.ACCEPTED
         try:
-            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
-            yield await follower.answer
+            if not follower.noticed.is_set():
+                yield averaging_pb2.MessageFromLeader(code=accepted)
+                noticed = asyncio.create_task(follower.noticed.wait())
+                await asyncio.wait({noticed, answer}, return_when=asyncio.FIRST_COMPLETED)
+                noticed.cancel()
+            if not answer.done():
+                yield averaging_pb2.MessageFromLeader(code=accepted, group_id=LEADING)
+            yield await answer
         finally:
             if self._followers.get(remote) is follower:
                 del self._followers[remote]
