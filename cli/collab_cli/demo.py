@@ -156,7 +156,7 @@ def summarise(swarm: LocalSwarm, run_folder: Any, seconds: float) -> dict[str, A
     model = task.build_model()
     replica = new_replica(manifest.settings, model)
     first = task.evaluate(model)
-    backup = read_backup(swarm.auxiliary.folder / "backup.collab")
+    backup = read_backup(swarm.auxiliary.folder / "backup.collab", manifest.run_id)
     if backup is None:
         raise RunError(Code.PEER_FAILED, "The auxiliary peer kept no state.", fix="Run again with --verbose.")
     replica.load(backup.tensors, backup.history)

@@ -54,6 +54,8 @@ def describe(event: dict[str, Any]) -> str | None:
             return f"[red]Refused {name}[/red]: {reason}"
         case "round_failed":
             return f"[yellow]The round of epoch {event['epoch']} failed: {reason}. Trying again.[/yellow]"
+        case "waiting":
+            return f"[yellow]Waiting at epoch {event['epoch']}: {reason}[/yellow]"
         case "donor_failed":
             return f"[yellow]Could not fetch from {name}: {reason}[/yellow]"
         case "backup_failed":

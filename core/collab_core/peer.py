@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from collab_core.averaging import ExactAverager, FailAt, RoundOutcome, RoundRequest
-from collab_core.errors import Code, StateError
+from collab_core.averaging.group import MAX_MEMBERS
+from collab_core.errors import StateError
 from collab_core.session import Session
 from collab_core.state.backup import read_backup, write_backup
 from collab_core.state.claims import claim, is_trusted
@@ -19,9 +21,12 @@ from collab_core.state.history import Standing, Tip, standing, winner
 from collab_core.state.replica import Replica
 from collab_core.state.snapshot import Snapshot
 from collab_core.swarm import Peer as OtherPeer
+from collab_core.swarm.record import MAX_COUNT
 
 logger = logging.getLogger(__name__)
 
+LATECOMER_S = 10.0
+MIN_SIGN_S = 30.0  # a trainer whose record says the same for longer than this does not count as company
 SET_ASIDE_S = 10.0  # how long a history nobody could hand over is left alone
 CATCH_UP_PAUSE_S = 0.3
 MIN_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S = 0.2, 2.0  # a failed round is tried again soon, then less and less so
@@ -65,8 +70,9 @@ class Peer:
         self._has_state = False
         self._set_aside: dict[str, float] = {}
         self._last_group: frozenset[str] = frozenset()
-        self._last_parent = ""
-        self._last_company = time.monotonic()
+        self._backed_up = -1
+        self._is_waiting = False
+        self._built: Snapshot | None = None
         self._epoch_started = time.monotonic()
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collab-verify")
         self._snapshot: Future[Snapshot] | None = None
@@ -87,7 +93,7 @@ class Peer:
             self._tell_joined(0, None)
             return
         self._restore()
-        snapshot = self.replica.freeze()
+        self._built = snapshot = self.replica.freeze()
         self._has_state = self.replica.epoch > 0 or snapshot.root == self.manifest.initial_root
         self._look_around()
         if self._has_state:
@@ -118,11 +124,11 @@ class Peer:
         if self._snapshot is not None:
             snapshot = self._snapshot.result()
             if self.config.backup_every:
-                self._back_up(snapshot)
+                self._background.submit(self._back_up, snapshot, dict(self.replica.history)).result()
         root = self.root() if self._snapshot is not None else None
         role = self.swarm.config.role
         self.events.write("left", role=role, epoch=self.replica.epoch, root=root, samples=self.samples, loss=self.loss)
-        self._background.shutdown(wait=True, cancel_futures=True)
+        self._background.shutdown(wait=True)
 
     def is_done(self) -> bool:
         """Whether the run has reached its end, or ours."""
@@ -131,7 +137,7 @@ class Peer:
 
     def _restore(self) -> None:
         try:
-            backup = read_backup(self.folder.backup)
+            backup = read_backup(self.folder.backup, self.manifest.run_id)
         except StateError as error:
             self.folder.backup.rename(self.folder.backup.with_suffix(".damaged"))
             self.events.write("backup_damaged", detail=error.message)
@@ -154,8 +160,13 @@ class Peer:
     # --- the second, third and fourth move ---
 
     def average(self, contribution: torch.Tensor | None, weight: float) -> torch.Tensor | None:
-        """Meet the others and return the average; None if the swarm went on without us."""
+        """Meet the others and return the average; None if the swarm went on without us.
+
+        A trainer with nothing to bring tries once: if nobody takes it along it should rather go back to work.
+        """
         root = self.root()
+        lost: frozenset[str] = frozenset()
+        is_idle = contribution is None and self.swarm.config.role == "trainer"
         if contribution is not None:
             self.swarm.publish(phase="averaging")
         pause_s = MIN_RETRY_PAUSE_S
@@ -167,13 +178,19 @@ class Peer:
                 self.outcome = RoundOutcome(members={self.swarm.peer_id: weight})
                 return contribution.clone()
             if not self.companions(self.replica.epoch, root):
-                time.sleep(NOBODY_PAUSE_S)
+                if is_idle:
+                    return None
+                self._tell_waiting("nobody is there to average with")
+                self.stop.wait(NOBODY_PAUSE_S)
                 continue
-            self.outcome = outcome = self.averager.round(self._request(root, contribution, weight), self.stop)
+            request = self._request(root, contribution, weight, lost)
+            self.outcome = outcome = self.averager.round(request, self.stop)
             if outcome.average is not None:
+                self._is_waiting = False
                 return outcome.average
             if self.stop.is_set():
                 break
+            lost |= outcome.lost.keys()
             self.events.write(
                 "round_failed",
                 epoch=self.replica.epoch,
@@ -181,17 +198,25 @@ class Peer:
                 lost={self.swarm.name_of(peer_id): why for peer_id, why in outcome.lost.items()},
             )
             self.swarm.refresh()
+            if is_idle:
+                return None
             if outcome.is_behind:
                 self._wait_for_news()
             self.stop.wait(pause_s)
             pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
         return None
 
+    def _tell_waiting(self, reason: str) -> None:
+        """Say once why nothing happens."""
+        if not self._is_waiting:
+            self._is_waiting = True
+            self.events.write("waiting", epoch=self.replica.epoch, reason=reason)
+
     def update(self, average: torch.Tensor) -> None:
         """The same arithmetic on the same bytes, everywhere."""
         outcome = self.outcome or RoundOutcome()
-        self._last_group, self._last_parent = outcome.group, self.root()
-        stats = self.replica.update(average, self._last_parent)
+        self._last_group = outcome.group - outcome.lost.keys()
+        stats = self.replica.update(average, self.root())
         self.samples += int(outcome.members.get(self.swarm.peer_id, 0))
         self._history_samples += int(outcome.weight)
         if not stats.is_finite:
@@ -222,7 +247,7 @@ class Peer:
             "epoch", epoch=snapshot.epoch, root=snapshot.root, parent_root=self.replica.parent_root, **facts
         )
         if self.config.backup_every and snapshot.epoch % self.config.backup_every == 0:
-            self._back_up(snapshot)
+            self._background.submit(self._back_up, snapshot, dict(self.replica.history))
         return snapshot
 
     def _keep(self, snapshot: Snapshot) -> None:
@@ -239,16 +264,19 @@ class Peer:
             epoch=snapshot.epoch,
             root=snapshot.root,
             parent_root=self.replica.parent_root,
-            history_samples=self._history_samples,
+            history_samples=min(self._history_samples, MAX_COUNT),
             epoch_samples=0,
             samples=self.samples,
             loss=self.loss,
         )
 
-    def _back_up(self, snapshot: Snapshot) -> None:
+    def _back_up(self, snapshot: Snapshot, history: Mapping[int, str]) -> None:
+        if snapshot.epoch == self._backed_up:
+            return
         counters = {"samples": self.samples, "history_samples": self._history_samples}
         try:
-            write_backup(self.folder.backup, snapshot, self.replica.history, counters)
+            write_backup(self.folder.backup, self.manifest.run_id, snapshot, history, counters)
+            self._backed_up = snapshot.epoch
         except OSError as error:
             self.events.write("backup_failed", epoch=snapshot.epoch, reason=str(error.strerror or error))
 
@@ -272,10 +300,8 @@ class Peer:
         """
         if self.swarm.config.client_mode:
             return False
-        others = self.swarm.peers()
-        if any(peer.record.role == "trainer" for peer in others):
-            self._last_company = time.monotonic()
-        lonely_s = time.monotonic() - self._last_company
+        window_s = self.settings.strategy.matchmaking_time_s
+        lonely_s = time.monotonic() - self.swarm.last_sign_of_trainers(max(MIN_SIGN_S, 3 * window_s))
         return lonely_s >= self.settings.strategy.matchmaking_time_s and not self.companions(
             self.replica.epoch, self.root()
         )
@@ -298,14 +324,21 @@ class Peer:
         now = time.monotonic()
         holders = [peer for peer in self._others() if peer.record.root is not None]
         claims = (claim(peer, self.manifest) for peer in holders)
-        tips = [tip for tip in claims if self._set_aside.get(tip.root, 0.0) < now]
+        tips = [
+            tip
+            for tip in claims
+            if max(self._set_aside.get(tip.root, 0.0), self._set_aside.get(tip.peer_id, 0.0)) < now
+            and (tip.epoch > 0 or tip.root == self.manifest.initial_root)
+        ]
         mine = self._mine()
-        num_trainers = sum(peer.record.role == "trainer" for peer in holders) + 1
-        best = winner(tips, mine, self.settings.limits.max_samples_per_peer * num_trainers)
+        best = winner(tips, mine, self.settings.limits.max_samples_per_peer * MAX_MEMBERS)
         if best is mine and mine.is_trusted:
             # Nobody but the organiser's auxiliaries may lead us, except along our own history: it goes on without us
             # while we restart. Whether it really is ours is checked when we have it.
             ahead = [tip for tip in tips if tip.epoch > mine.epoch]
+            num_trainers = sum(peer.record.role == "trainer" for peer in self._others())
+            if 2 * len(ahead) < num_trainers:
+                return mine  # a few who claim to be ahead of everyone are not believed
             return min(ahead, key=lambda tip: (-tip.epoch, -tip.samples, tip.root)) if ahead else mine
         return best
 
@@ -319,12 +352,31 @@ class Peer:
             record = peer.record
             if record.root is None:
                 return record.role == "aux" and record.phase == "serving"
-            is_arriving = peer.peer_id in self._last_group and record.root == self._last_parent
-            return (record.epoch, record.root) == (epoch, root) or is_arriving
+            return (record.epoch, record.root) == (epoch, root) or (
+                peer.peer_id in self._last_group and record.epoch < epoch
+            )
 
         return [peer for peer in self._others() if is_expected(peer)]
 
-    def _request(self, root: str, contribution: torch.Tensor | None, weight: float) -> RoundRequest:
+    def _latecomers(self, epoch: int, root: str) -> set[str]:
+        """Trainers that just came, or are catching up: they showed life a moment ago, and not at our epoch."""
+        now = time.monotonic()
+        return {
+            peer.peer_id
+            for peer in self._others()
+            if peer.record.role == "trainer"
+            and peer.record.epoch <= epoch
+            and peer.record.root != root
+            and now - peer.changed < LATECOMER_S
+        }
+
+    def _rank(self, peer: OtherPeer) -> int:
+        """Who leads first: the organiser's auxiliaries, then others. They do not train, so they answer at once."""
+        return 0 if is_trusted(peer.peer_id, peer.record, self.manifest) else 1 if peer.record.role == "aux" else 2
+
+    def _request(
+        self, root: str, contribution: torch.Tensor | None, weight: float, lost: frozenset[str]
+    ) -> RoundRequest:
         epoch = self.replica.epoch
         return RoundRequest(
             epoch=epoch,
@@ -334,6 +386,10 @@ class Peer:
             companions=lambda: self.companions(epoch, root),
             should_stop=lambda: self.stop.is_set() or self.standing() is not Standing.CURRENT,
             is_patient=self.swarm.config.role == "aux",
+            latecomers=lambda: self._latecomers(epoch, root),
+            rank=self._rank,
+            own_rank=self._rank(OtherPeer(self.swarm.peer_id, self.swarm.record, 0.0)),
+            lost=lost,
         )
 
     def _wait_for_news(self) -> None:
@@ -350,22 +406,33 @@ class Peer:
             if self._has_state and standing(mine, best, self.replica.history) is Standing.CURRENT:
                 return
             if best is mine:
-                self._complain_that_nobody_has_state()
+                self._tell_waiting("nobody here holds the run's state yet")
             elif self._adopt(best, reason):
                 return
             else:
-                self._set_aside[best.root] = time.monotonic() + SET_ASIDE_S
-            time.sleep(CATCH_UP_PAUSE_S)
+                self._put_aside(best)
+            self.stop.wait(CATCH_UP_PAUSE_S)
             self.swarm.refresh()
+
+    def _put_aside(self, tip: Tip) -> None:
+        """Leave a history that nobody could hand over alone for a while, and who told us of it."""
+        now = time.monotonic()
+        self._set_aside = {who: until for who, until in self._set_aside.items() if until > now}
+        self._set_aside |= {tip.root: now + SET_ASIDE_S, tip.peer_id: now + CATCH_UP_PAUSE_S}
 
     def _adopt(self, best: Tip, reason: str) -> bool:
         self.swarm.publish(phase="joining")
         holders = [peer for peer in self._others() if peer.record.root == best.root and peer.record.is_direct]
         donors = sorted((peer.peer_id for peer in holders), key=lambda peer_id: peer_id != best.peer_id)
-        own = self._snapshot.result() if self._snapshot is not None else None
+        own = self._snapshot.result() if self._snapshot is not None else self._built
+        assert own is not None
         start = time.monotonic()
-        fetched = self.exchange.fetch_state(best.root, donors, own, self._on_bad_donor)
+        fetched = self.exchange.fetch_state(best.root, donors, own, self._on_bad_donor, self.stop)
         if fetched is None:
+            return False
+        floating = (tensor for tensor in fetched.tensors.values() if tensor.is_floating_point())
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in floating):
+            self._on_bad_donor(best.peer_id, "offers a state that is not finite")
             return False
         if int(fetched.tensors["run/epoch"].item()) != best.epoch:
             self._on_bad_donor(best.peer_id, "claims another epoch than its state has")
@@ -376,8 +443,9 @@ class Peer:
             return False
         from_epoch = self.replica.epoch if self._has_state else None
         self.replica.load(fetched.tensors, fetched.history)
-        self._history_samples = best.samples
+        self._history_samples = min(best.samples, MAX_COUNT)
         self._has_state = True
+        self._last_group = frozenset()
         self._keep(self.replica.freeze())
         self._epoch_started = time.monotonic()
         self.events.write(
@@ -394,11 +462,3 @@ class Peer:
 
     def _on_bad_donor(self, peer_id: str, reason: str) -> None:
         self.events.write("donor_failed", peer_id=peer_id, name=self.swarm.name_of(peer_id), reason=reason)
-
-    def _complain_that_nobody_has_state(self) -> None:
-        if not self._others():
-            raise StateError(
-                Code.NO_STATE,
-                "The model built here is not bit for bit the one of the run, and nobody is there to fetch it from.",
-                fix="Start the organiser's auxiliary first, then try again.",
-            )

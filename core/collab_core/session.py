@@ -127,7 +127,10 @@ def _from_folder(
     organiser = fingerprint(local.claimed_organiser)
     mine = local.open(None, organiser)
     for signed in exchange.fetch_manifest(swarm.bootstrap_peers):
-        theirs = signed.open(None, organiser)
+        try:
+            theirs = signed.open(None, organiser)
+        except CollabError:
+            continue  # somebody else's run, or a liar
         lines = difference(mine, theirs)
         if not lines:
             break

@@ -53,6 +53,8 @@ class ToyPeer:
             "companions": self.others,
             "should_stop": self.stop.is_set,
             "is_patient": self.swarm.config.role == "aux",
+            "rank": lambda peer: int(peer.record.role != "aux"),
+            "own_rank": int(self.swarm.config.role != "aux"),
             **changes,
         }
         return self.averager.round(RoundRequest(**request), self.stop)

@@ -79,8 +79,8 @@ def hostile(message: Any) -> type:
                 index += 1
 
     class ExactAverager(averager_module.ExactAverager):
-        def _reduction(self, group: Any, request: Any) -> Reduction:
-            reduction = super()._reduction(group, request)
+        def _reduction(self, group: Any, request: Any, draft: Any) -> Reduction:
+            reduction = super()._reduction(group, request, draft)
             reduction.__class__ = Liar
             return reduction
 

@@ -34,6 +34,6 @@ def test_replicas_stay_equal_and_finite_next_to_a_liar(
         for number, root in peer.roots().items():
             assert seen.setdefault(number, root) == root
     aux.stop()
-    backup = read_backup(aux.state_dir / "backup.collab")
+    backup = read_backup(aux.state_dir / "backup.collab", aux.wait_for("joined")["run_id"])
     assert backup is not None
     assert all(bool(torch.isfinite(tensor).all()) for tensor in backup.tensors.values() if tensor.is_floating_point())

@@ -18,6 +18,8 @@ from collab_core.state.layout import Layout
 from collab_core.state.replica import NO_PARENT, Replica
 from collab_core.state.tree import CHUNK_BYTES, BadTree, StateTree
 
+RUN = "ab" * 32
+
 
 def make_model() -> torch.nn.Module:
     torch.manual_seed(0)
@@ -101,20 +103,22 @@ def test_a_backup_comes_back_as_it_was(tmp_path: Path) -> None:
     replica.update(torch.ones(replica.layout.num_values), replica.freeze().root)
     snapshot = replica.freeze()
     path = tmp_path / "backup"
-    write_backup(path, snapshot, replica.history, {"samples": 7})
-    backup = read_backup(path)
+    write_backup(path, RUN, snapshot, replica.history, {"samples": 7})
+    backup = read_backup(path, RUN)
     assert backup is not None
     other = make_replica()
     other.load(backup.tensors, backup.history)
     assert other.freeze().root == snapshot.root == backup.root
     assert other.history == replica.history
     assert backup.counters == {"samples": 7}
-    assert read_backup(tmp_path / "none") is None
+    with pytest.raises(StateError, match="another run"):
+        read_backup(path, "cd" * 32)
+    assert read_backup(tmp_path / "none", RUN) is None
 
 
 def test_a_damaged_backup_is_refused_never_believed(tmp_path: Path) -> None:
     path = tmp_path / "backup"
-    write_backup(path, make_replica().freeze(), {}, {})
+    write_backup(path, RUN, make_replica().freeze(), {}, {})
     data = path.read_bytes()
     generator = random.Random(0)
     for _ in range(60):
@@ -122,7 +126,7 @@ def test_a_damaged_backup_is_refused_never_believed(tmp_path: Path) -> None:
         damaged[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
         path.write_bytes(bytes(damaged))
         try:
-            backup = read_backup(path)
+            backup = read_backup(path, RUN)
         except StateError:
             continue
         # only the peer's own notes (history, counters) may differ unseen; the state may not
@@ -131,22 +135,22 @@ def test_a_damaged_backup_is_refused_never_believed(tmp_path: Path) -> None:
     for length in (0, 5, 40, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
         with pytest.raises(StateError):
-            read_backup(path)
+            read_backup(path, RUN)
 
 
 def test_a_backup_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "backup"
-    write_backup(path, make_replica().freeze(), {}, {"samples": 1})
+    write_backup(path, RUN, make_replica().freeze(), {}, {"samples": 1})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # the kernel refuses to write more, as when full
     try:
         with pytest.raises(OSError, match="File too large"):
-            write_backup(path, make_replica().freeze(), {}, {"samples": 2})
+            write_backup(path, RUN, make_replica().freeze(), {}, {"samples": 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    kept = read_backup(path)
+    kept = read_backup(path, RUN)
     assert kept is not None
     assert kept.counters == {"samples": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["backup"]
@@ -165,12 +169,16 @@ def test_the_organisers_auxiliary_wins_whatever_others_claim() -> None:
 
 
 def test_without_one_most_samples_win_as_far_as_they_are_plausible() -> None:
-    mine = tip(5, "b", 500)
-    assert winner([tip(6, "a", 600)], mine, 100).epoch == 6
-    invented = tip(5, "a", 10**12)
-    assert winner([invented], mine, 100) is invented  # cut to what is plausible it is a tie; the lowest root wins
-    assert winner([tip(5, "c", 10**12)], mine, 100) is mine
+    mine = tip(5, "b", 400)
+    assert winner([tip(6, "a", 450)], mine, 100).epoch == 6
     assert winner([], mine, 100) is mine
+    assert winner([tip(3, "a", 10**12)], mine, 100) is mine  # cut to the 300 samples three epochs can have
+
+
+def test_everyone_finds_the_same_winner() -> None:
+    tips = [tip(10, "b", 1000), tip(10, "a", 500), tip(12, "c", 500)]
+    winners = {winner([other for other in tips if other is not mine], mine, 100).root for mine in tips}
+    assert winners == {ROOTS["b"]}
 
 
 def test_standing_follows_the_winner_but_never_back_along_our_own_history() -> None:

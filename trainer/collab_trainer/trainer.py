@@ -17,6 +17,7 @@ from collab_trainer.prefetch import Batches, peer_seed
 from collab_trainer.task import Task
 
 RATE_SMOOTHING = 0.2
+LISTEN_AFTER = 2  # missed epochs in a row before we only listen to a round: then others expect us in the next one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +62,7 @@ class Trainer(Peer):
         self.model = model.to(device)
         self._constants = self._other_buffers()
         self._rate = 0.0
+        self._num_missed = 0
 
     def run(self) -> None:
         """Take part until stopped, or until the run is over; `enter` comes first."""
@@ -76,11 +78,13 @@ class Trainer(Peer):
 
     def run_epoch(self) -> None:
         """One epoch: the four moves."""
-        work = self.work()
+        work = self.work() if self._num_missed < LISTEN_AFTER else Work(None, 0)
         average = self.average(work.contribution, work.num_samples) if work is not None else None
         if average is None:
+            self._num_missed += 1
             self.catch_up(f"the swarm went on without us ({self.standing().value})")
             return
+        self._num_missed = 0
         self.update(average)
         self.verify()
 
@@ -105,15 +109,21 @@ class Trainer(Peer):
         return self._collect(num_samples, loss_sum)
 
     def _should_average(self, num_samples: int) -> bool:
-        """The swarm has its batch, or the others have already gone to average it."""
+        """The swarm has its batch, or the others have already gone to average it.
+
+        Whatever others claim, we bring at least one batch of our own.
+        """
+        if num_samples == 0:
+            return False
         epoch, root = self.replica.epoch, self.root()
         records = [peer.record for peer in self.companions(epoch, root) if peer.record.role == "trainer"]
         others = [record for record in records if record.root == root]  # the rest still tell of the last epoch
-        collected = num_samples + sum(record.epoch_samples for record in others)
+        cap = self.settings.limits.max_samples_per_peer
+        collected = num_samples + sum(min(record.epoch_samples, cap) for record in others)
         if collected >= self.settings.strategy.target_batch_size:
             return True
         step = self.config.batch_size * self.config.accumulate_batches
-        if num_samples + step > self.settings.limits.max_samples_per_peer:
+        if num_samples + step > cap:
             return True
         return any(record.phase == "averaging" for record in others)
 

@@ -16,8 +16,8 @@ from hivemind.proto import averaging_pb2
 
 from collab_core.averaging.codecs import CODECS
 from collab_core.averaging.faults import FailAt
-from collab_core.averaging.feedback import ErrorFeedback
-from collab_core.averaging.group import Group, Member, leader_order, round_key
+from collab_core.averaging.feedback import Draft, ErrorFeedback
+from collab_core.averaging.group import MAX_LOST, Group, Member, leader_order, round_key
 from collab_core.averaging.matchmaking import Behind, Call, Matchmaking, NoGroup
 from collab_core.averaging.reduction import Reduction, RoundFailed
 from collab_core.run.settings import RunSettings
@@ -25,6 +25,8 @@ from collab_core.swarm.swarm import Peer, Swarm
 
 LEAVING_GRACE_S = 4.0  # Ctrl-C in the middle of a round: finish it if that is quick
 STOP_POLL_S = 0.25
+MIN_BYTES_PER_SECOND = 128 * 1024  # slower than this, a round is not worth waiting for
+MAX_TOLD = 1000
 GROUP_WAIT_S = 3.0  # a member's first part may overtake the leader's message that tells us of the group
 
 
@@ -37,11 +39,22 @@ class RoundRequest:
     contribution: torch.Tensor | None = None
     """Flat float32 on the CPU, read only; None to listen or to reduce for others."""
     weight: float = 0.0
+    """Samples behind the contribution."""
     wants_average: bool = True
+    """Receive the average; an auxiliary without state does not need it."""
     companions: Callable[[], list[Peer]]
     """Everyone else who should be in this round, as far as we know now."""
+    latecomers: Callable[[], set[str]] = set
+    """Peers that are on their way to this epoch."""
     should_stop: Callable[[], bool]
+    """Asked again and again while we look for a group."""
     is_patient: bool = False
+    """Wait for the first trainer as long as it takes."""
+    rank: Callable[[Peer], int] = lambda peer: 0
+    """Who should lead: the lowest rank. Our own is `own_rank`."""
+    own_rank: int = 0
+    lost: frozenset[str] = frozenset()
+    """Reducers that were lost in earlier attempts at this epoch."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,6 +108,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._feedback = ErrorFeedback(num_values)
         self._fail_at = fail_at
         self._rounds: dict[bytes, Reduction] = {}
+        self._told: set[tuple[str, str]] = set()
         self._registered = asyncio.Condition()
         self._draining: set[asyncio.Task[None]] = set()
         self._matchmaking = Matchmaking(
@@ -114,6 +128,9 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         return type(self).get_stub(self._swarm.p2p, PeerID.from_base58(peer_id), namespace=self._namespace)
 
     def _on_refused(self, peer_id: str, reason: str) -> None:
+        if (peer_id, reason) in self._told or len(self._told) > MAX_TOLD:
+            return  # whoever knocks all day long is named once per epoch
+        self._told.add((peer_id, reason))
         self._swarm.events.write("refused", peer_id=peer_id, name=self._swarm.name_of(peer_id), reason=reason)
 
     # --- for the peer's own thread ---
@@ -123,6 +140,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._swarm.reactor.spawn(self._set_epoch(epoch))
 
     async def _set_epoch(self, epoch: int) -> None:
+        self._told.clear()
         self._matchmaking.set_epoch(epoch)
 
     def round(self, request: RoundRequest, stop: threading.Event) -> RoundOutcome:
@@ -133,10 +151,10 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         future = self._swarm.reactor.spawn(self._round(request))
         grace = 0.0
         while grace < LEAVING_GRACE_S:
-            try:
-                return future.result(timeout=STOP_POLL_S)
-            except concurrent.futures.TimeoutError:
-                grace += STOP_POLL_S if stop.is_set() else 0.0
+            done, _ = concurrent.futures.wait([future], timeout=STOP_POLL_S)
+            if done:
+                return future.result()
+            grace += STOP_POLL_S if stop.is_set() else 0.0
         future.cancel()
         return RoundOutcome(failure="left in the middle of the round")
 
@@ -154,17 +172,19 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         finally:
             outcome.matchmaking_s = time.monotonic() - start
         start = time.monotonic()
-        reduction = self._reduction(group, request)
+        draft = self._feedback.draft()
+        reduction = self._reduction(group, request, draft)
         self._rounds[group.group_id] = reduction
         async with self._registered:
             self._registered.notify_all()
         try:
-            average = await reduction.run()
-            self._feedback.commit()
+            average = await asyncio.wait_for(reduction.run(), self._deadline_s())
+            draft.commit()
             outcome.average = average if request.wants_average else None
         except RoundFailed as error:
-            self._feedback.discard()
             outcome.failure = str(error)
+        except asyncio.TimeoutError:
+            outcome.failure = f"not finished within {self._deadline_s():.0f} s"
         finally:
             self._matchmaking.finished()
             drain = asyncio.create_task(self._drain(group.group_id, reduction))
@@ -176,6 +196,10 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             outcome.bytes_sent, outcome.bytes_received = reduction.bytes_sent, reduction.bytes_received
         return outcome
 
+    def _deadline_s(self) -> float:
+        """How long a whole round may take: nobody holds it up by sending a little now and then."""
+        return 2 * self._timeout_s + self._codec.encoded_bytes(self.num_values) / MIN_BYTES_PER_SECOND
+
     def finish(self, timeout_s: float) -> None:
         """Give those who still fetch their averages from us a moment before we leave."""
 
@@ -183,7 +207,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             if self._draining:
                 await asyncio.wait(set(self._draining), timeout=timeout_s)
 
-        self._swarm.reactor.run(drained(), timeout_s=timeout_s + 1)
+        concurrent.futures.wait([self._swarm.reactor.spawn(drained())], timeout=timeout_s + 1)
 
     def _call(self, request: RoundRequest) -> Call:
         key = round_key(self._layout_hash, request.epoch, request.parent_root)
@@ -193,21 +217,21 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             weight=request.weight,
             can_reduce=not self._swarm.config.client_mode,
             wants_average=request.wants_average,
+            lost=sorted(request.lost)[:MAX_LOST],
         )
 
         def leaders() -> list[str]:
-            """Auxiliaries first: they do not train, so they answer at once."""
-            roles = {peer.peer_id: peer.record.role for peer in request.companions() if peer.record.is_direct}
+            ranks = {peer.peer_id: request.rank(peer) for peer in request.companions() if peer.record.is_direct}
             if me.can_reduce:
-                roles[me.peer_id] = self._swarm.config.role
-            return leader_order(key, list(roles), frozenset(peer_id for peer_id in roles if roles[peer_id] == "aux"))
+                ranks[me.peer_id] = request.own_rank
+            return leader_order(key, ranks)
 
         def expected() -> set[str]:
             return {peer.peer_id for peer in request.companions()}
 
-        return Call(key, me, leaders, expected, request.should_stop, request.is_patient)
+        return Call(key, me, leaders, expected, request.latecomers, request.should_stop, request.is_patient)
 
-    def _reduction(self, group: Group, request: RoundRequest) -> Reduction:
+    def _reduction(self, group: Group, request: RoundRequest, draft: Draft) -> Reduction:
         return Reduction(
             me=self._swarm.peer_id,
             group=group,
@@ -215,7 +239,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             num_values=self.num_values,
             epoch=request.epoch,
             codec=self._codec,
-            feedback=self._feedback,
+            feedback=draft,
             weight_cap=self._weight_cap,
             timeout_s=self._timeout_s,
             stub_of=self._stub_of,
@@ -228,7 +252,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         try:
             await reduction.drain()
         finally:
-            del self._rounds[group_id]
+            if self._rounds.get(group_id) is reduction:
+                del self._rounds[group_id]
 
     # --- for others ---
 
@@ -243,13 +268,32 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """A member of our group sends its parts and waits for the averages."""
-        hello = await asyncio.wait_for(anext(stream), self._timeout_s)
+        try:
+            hello = await asyncio.wait_for(anext(stream), self._timeout_s)
+            reduction = await self._find_round(hello.group_id)
+            if reduction is None:
+                yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+                return
+            async for message in reduction.serve(stream, context.remote_id.to_base58()):
+                yield message
+        finally:
+            swallow = asyncio.create_task(_swallow(stream))
+            self._draining.add(swallow)
+            swallow.add_done_callback(self._draining.discard)
+
+    async def _find_round(self, group_id: bytes) -> Reduction | None:
         try:
             async with self._registered:
-                await asyncio.wait_for(self._registered.wait_for(lambda: hello.group_id in self._rounds), GROUP_WAIT_S)
+                await asyncio.wait_for(self._registered.wait_for(lambda: group_id in self._rounds), GROUP_WAIT_S)
         except asyncio.TimeoutError:
-            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
-            return
-        reduction = self._rounds[hello.group_id]
-        async for message in reduction.serve(stream, context.remote_id.to_base58()):
-            yield message
+            return None
+        return self._rounds.get(group_id)
+
+
+async def _swallow(stream: AsyncIterator[Any]) -> None:
+    """hivemind 1.1.12 leaves a handler hanging for ever if it ends while its queue of requests is full."""
+    try:
+        for _ in range(8):
+            await asyncio.wait_for(anext(stream), 1.0)
+    except (StopAsyncIteration, asyncio.TimeoutError, RuntimeError):
+        return

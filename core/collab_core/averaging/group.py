@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,7 +13,9 @@ from hivemind.averaging.load_balancing import load_balance_peers
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 PART_VALUES = 2**17  # 512 KiB of float32: well below the daemon's message limit, large enough to stream well
-MAX_GATHER_BYTES = 1024
+MAX_GATHER_BYTES = 2048
+MAX_MEMBERS = 256
+MAX_LOST = 8
 
 
 class Member(BaseModel):
@@ -28,6 +30,8 @@ class Member(BaseModel):
     can_reduce: bool
     """Others can connect to it, so it may reduce a part for them."""
     wants_average: bool = True
+    lost: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=MAX_LOST)] = []
+    """Reducers this peer lost in earlier attempts at this epoch: they get nothing to reduce this time."""
 
     def to_bytes(self) -> bytes:
         return bytes(msgpack.packb(self.model_dump()))
@@ -83,6 +87,16 @@ class Group:
         return plan
 
 
+def close_group(group_id: bytes, leader: str, members: Sequence[Member]) -> Group:
+    """A group in which nobody reduces whom others could not reach; the leader stays, it is known to be reachable."""
+    lost = {peer_id for member in members for peer_id in member.lost} - {leader}
+    ordered = sorted(members, key=lambda member: member.peer_id)
+    return Group(
+        group_id,
+        tuple(m.model_copy(update={"can_reduce": False}) if m.peer_id in lost else m for m in ordered),
+    )
+
+
 def split(start: int, stop: int) -> list[Part]:
     """Cut a stretch into parts of at most PART_VALUES."""
     return [Part(first, min(first + PART_VALUES, stop)) for first in range(start, stop, PART_VALUES)]
@@ -102,8 +116,6 @@ def check_weight(weight: float, cap: float) -> str:
     return ""
 
 
-def leader_order(key: bytes, peer_ids: Sequence[str], preferred: frozenset[str]) -> list[str]:
-    """Who should lead this round, best first. Everyone who knows the same peers comes to the same order."""
-    return sorted(
-        peer_ids, key=lambda peer_id: (peer_id not in preferred, blake3(key + peer_id.encode()).digest(), peer_id)
-    )
+def leader_order(key: bytes, ranks: Mapping[str, int]) -> list[str]:
+    """Who should lead this round, best first: by rank, then by lot. Who knows the same peers finds the same order."""
+    return sorted(ranks, key=lambda peer_id: (ranks[peer_id], blake3(key + peer_id.encode()).digest()))

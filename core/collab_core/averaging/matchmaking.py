@@ -15,11 +15,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from collab_core.averaging.group import Group, Member, check_weight
+from collab_core.averaging.group import MAX_MEMBERS, Group, Member, check_weight, close_group
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +27,8 @@ Message = Any  # averaging_pb2.MessageFromLeader
 
 ANSWER_TIMEOUT_S = 4.0  # a leader that does not even answer is not one
 POLL_S = 0.1
+DOOR_S = 1.5  # time to fetch a small state and do a first batch
 LEADING = b"leading"  # in an acceptance: our window has begun
-NETWORK_ERRORS = (StopAsyncIteration, P2PDaemonError, P2PHandlerError, ControlFailure, OSError)
 
 
 class NoGroup(Exception):
@@ -50,6 +49,8 @@ class Call:
     """Peers that could lead, best first, this peer among them if others can reach it."""
     expected: Callable[[], set[str]]
     """Everybody a leader should wait for; asked again and again, as people come and go."""
+    latecomers: Callable[[], set[str]]
+    """Newcomers and peers that missed an epoch: the door is held open for them for a moment."""
     should_stop: Callable[[], bool]
     is_patient: bool = False
     """An auxiliary waits for the first trainer as long as it takes."""
@@ -84,6 +85,8 @@ class Matchmaking:
         self._is_leading = False
         self._running: bytes | None = None
         self._followers: dict[str, Follower] = {}
+        self._unfit: dict[bytes, set[str]] = {}
+        """Peers that did not lead a round to its begin, by round: they are not asked a second time."""
         self._refused: set[str] = set()
         """Peers refused in this epoch: nobody waits for them any more."""
         self._joined = asyncio.Event()
@@ -92,6 +95,7 @@ class Matchmaking:
         """We are now at this epoch; whoever still waits for an earlier one is told that it is over."""
         self._epoch = epoch
         self._refused.clear()
+        self._unfit.clear()
         for follower in list(self._followers.values()):
             if follower.member.epoch < epoch:
                 self._answer(follower, averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_SCHEMA_HASH))
@@ -100,17 +104,15 @@ class Matchmaking:
         """The group for this call. Raises NoGroup or Behind."""
         assert self._call is None, "one round at a time"
         self._call = call
-        tried: set[str] = set()
+        tried = set(self._unfit.get(call.key, ()))
         try:
             while not call.should_stop():
-                leaders = call.leaders()
-                above = leaders[: leaders.index(self._me)] if self._me in leaders else leaders
-                leader = next((peer_id for peer_id in above if peer_id not in tried), None)
+                leader = self._better_leader(call, tried)
                 if leader is not None:
                     tried.add(leader)
                     group = await self._follow(leader, call, tried)
                 elif call.me.can_reduce:
-                    group = await self._lead(call)
+                    group = await self._lead(call, tried)
                 else:
                     raise NoGroup("no peer that others can reach leads this round")
                 if group is not None:
@@ -120,6 +122,12 @@ class Matchmaking:
         finally:
             self._call = self._leader = None
             self._is_leading = False
+
+    def _better_leader(self, call: Call, tried: set[str]) -> str | None:
+        """The best peer above us that we have not asked yet."""
+        leaders = call.leaders()
+        above = leaders[: leaders.index(self._me)] if self._me in leaders else leaders
+        return next((peer_id for peer_id in above if peer_id not in tried), None)
 
     def finished(self) -> None:
         """The round of the last group is over, well or not."""
@@ -141,6 +149,9 @@ class Matchmaking:
             schema_hash=call.key, gather=call.me.to_bytes(), client_mode=not call.me.can_reduce
         )
         stream = None
+        suggested = self._me
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + 2 * self._window_s + 2 * ANSWER_TIMEOUT_S  # whatever the leader says in between
         try:
             stream = await asyncio.wait_for(self._stub_of(leader).rpc_join_group(request), ANSWER_TIMEOUT_S)
             message = await asyncio.wait_for(anext(stream), ANSWER_TIMEOUT_S)
@@ -148,17 +159,21 @@ class Matchmaking:
                 # The leader may still have to finish its own work: it gets one window for that, and then, once it
                 # says that it leads, the whole window of the round.
                 patience_s = self._window_s + (ANSWER_TIMEOUT_S if message.group_id == LEADING else 0.0)
+                patience_s = min(patience_s, latest - loop.time())
                 message = await self._unless_stopped(anext(stream), call, None if call.is_patient else patience_s)
             if message is None:
                 return None
-            if message.code == averaging_pb2.BAD_SCHEMA_HASH:
-                raise Behind
-            if message.code == averaging_pb2.PROTOCOL_VIOLATION:
-                raise NoGroup(f"refused by {leader}")
             if message.code == averaging_pb2.BEGIN_ALLREDUCE:
-                return self._read_group(message)
+                return self._read_group(message, call)
+            if message.code in (averaging_pb2.BAD_SCHEMA_HASH, averaging_pb2.PROTOCOL_VIOLATION):
+                self._unfit.setdefault(call.key, set()).add(leader)
+                if message.code == averaging_pb2.BAD_SCHEMA_HASH:
+                    raise Behind
+                raise NoGroup(f"refused by {leader}")
             suggested = PeerID(message.suggested_leader).to_base58() if message.suggested_leader else self._me
-        except (asyncio.TimeoutError, *NETWORK_ERRORS) as error:
+        except (Behind, NoGroup):
+            raise
+        except Exception as error:  # noqa: BLE001 - a stranger's bytes: whatever they break, this is not our leader
             logger.info("%s does not lead us: %r", leader, error)
             return None
         finally:
@@ -166,7 +181,7 @@ class Matchmaking:
             if stream is not None:
                 with contextlib.suppress(RuntimeError):  # it is busy being cancelled, and closes by itself
                     await stream.aclose()
-        if suggested in tried or suggested == self._me:
+        if suggested in tried or suggested == self._me or suggested not in call.leaders():
             return None
         tried.add(suggested)
         return await self._follow(suggested, call, tried)
@@ -185,8 +200,10 @@ class Matchmaking:
         finally:
             task.cancel()
 
-    def _read_group(self, message: Message) -> Group | None:
-        """A leader's group, believed only if it makes sense."""
+    def _read_group(self, message: Message, call: Call) -> Group | None:
+        """A leader's group, believed only if it makes sense and says of us what we said."""
+        if len(message.gathered) > MAX_MEMBERS:
+            return None
         members = [Member.from_bytes(data) for data in message.gathered]
         peer_ids = [PeerID(data).to_base58() for data in message.ordered_peer_ids]
         if len(members) != len(peer_ids) or len(set(peer_ids)) != len(peer_ids) or self._me not in peer_ids:
@@ -195,30 +212,41 @@ class Matchmaking:
         for member, peer_id in zip(members, peer_ids, strict=True):
             if member is None or member.peer_id != peer_id or check_weight(member.weight, self._weight_cap):
                 return None
+            if member.epoch != call.me.epoch or (peer_id == self._me and not _is_same(member, call.me)):
+                return None
             good.append(member)
-        return Group(message.group_id, tuple(good))
+        return Group(message.group_id, tuple(good)) if any(member.can_reduce for member in good) else None
 
     # --- leading ---
 
-    async def _lead(self, call: Call) -> Group | None:
-        """Wait for those who are expected, at most for the matchmaking window, then close the group."""
+    async def _lead(self, call: Call, tried: set[str]) -> Group | None:
+        """Wait for those who are expected, at most for the matchmaking window, then close the group.
+
+        None if a better leader turns up meanwhile: we and our followers go to it.
+        """
         loop = asyncio.get_running_loop()
         deadline = None if call.is_patient else loop.time() + self._window_s
         self._is_leading = True
         for follower in self._followers.values():
             if follower.key == call.key:
                 follower.noticed.set()
-        while not call.should_stop():
+        door: float | None = None
+        while not call.should_stop() and self._better_leader(call, tried) is None:
             present = {peer_id for peer_id, follower in self._followers.items() if follower.key == call.key}
             members = [call.me, *(self._followers[peer_id].member for peer_id in present)]
             has_work = len(members) > 1 and any(member.weight > 0 for member in members)
             if deadline is None and has_work:
                 deadline = loop.time() + self._window_s
-            if has_work and call.expected() - {self._me} - self._refused <= present:
-                return self._close(call, members)
+            if len(members) >= MAX_MEMBERS:
+                return self._close(members[:MAX_MEMBERS])
+            if has_work and door is None:
+                door = loop.time() + min(DOOR_S, self._window_s)
+            is_complete = has_work and call.expected() - {self._me} - self._refused <= present
+            if is_complete and (door is None or loop.time() >= door or not call.latecomers() - present):
+                return self._close(members)
             if deadline is not None and loop.time() >= deadline:
                 if has_work:
-                    return self._close(call, members)
+                    return self._close(members)
                 if not call.is_patient:
                     raise NoGroup("nobody else came")
                 deadline = None
@@ -229,16 +257,15 @@ class Matchmaking:
                 continue
         return None
 
-    def _close(self, call: Call, members: list[Member]) -> Group:
-        members = sorted(members, key=lambda member: member.peer_id)
-        group = Group(secrets.token_bytes(16), tuple(members))
+    def _close(self, members: list[Member]) -> Group:
+        group = close_group(secrets.token_bytes(16), self._me, members)
         message = averaging_pb2.MessageFromLeader(
             code=averaging_pb2.BEGIN_ALLREDUCE,
             group_id=group.group_id,
-            ordered_peer_ids=[PeerID.from_base58(member.peer_id).to_bytes() for member in members],
-            gathered=[member.to_bytes() for member in members],
+            ordered_peer_ids=[PeerID.from_base58(member.peer_id).to_bytes() for member in group.members],
+            gathered=[member.to_bytes() for member in group.members],
         )
-        for member in members:
+        for member in group.members:
             if member.peer_id != self._me:
                 self._answer(self._followers[member.peer_id], message)
         return group
@@ -279,8 +306,10 @@ class Matchmaking:
             return
         answer = asyncio.get_running_loop().create_future()
         follower = Follower(request.schema_hash, member, answer, asyncio.Event())
-        if self._is_leading:
+        if self._is_leading and self._call is not None and self._call.key == follower.key:
             follower.noticed.set()
+        if (earlier := self._followers.get(remote)) is not None:
+            self._answer(earlier, averaging_pb2.MessageFromLeader(code=averaging_pb2.DUPLICATE_PEER_ID))
         self._followers[remote] = follower
         self._joined.set()
         accepted = averaging_pb2.ACCEPTED
@@ -288,11 +317,18 @@ class Matchmaking:
             if not follower.noticed.is_set():
                 yield averaging_pb2.MessageFromLeader(code=accepted)
                 noticed = asyncio.create_task(follower.noticed.wait())
-                await asyncio.wait({noticed, answer}, return_when=asyncio.FIRST_COMPLETED)
-                noticed.cancel()
+                try:
+                    await asyncio.wait({noticed, answer}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    noticed.cancel()
             if not answer.done():
                 yield averaging_pb2.MessageFromLeader(code=accepted, group_id=LEADING)
             yield await answer
         finally:
             if self._followers.get(remote) is follower:
                 del self._followers[remote]
+
+
+def _is_same(theirs: Member, ours: Member) -> bool:
+    """Whether a leader passed on what we declared. It may only have taken away our part in reducing."""
+    return theirs.model_copy(update={"can_reduce": ours.can_reduce}) == ours

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from collab_core.averaging.codecs import Codec
-from collab_core.averaging.feedback import ErrorFeedback
+from collab_core.averaging.feedback import Draft
 from collab_core.averaging.group import Part
+
+LARGEST_SUM = 1e37
 
 
 class Refused(Exception):
@@ -27,9 +30,7 @@ class Reducer:
     encoded once, and everybody, this peer included, uses exactly these bytes.
     """
 
-    def __init__(
-        self, parts: Sequence[Part], senders: Mapping[str, float], codec: Codec, feedback: ErrorFeedback
-    ) -> None:
+    def __init__(self, parts: Sequence[Part], senders: Mapping[str, float], codec: Codec, feedback: Draft) -> None:
         self.parts = tuple(parts)
         self._senders = dict(senders)
         self._codec = codec
@@ -42,9 +43,11 @@ class Reducer:
         ]
         for result in self._results:
             result.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._closing = [False for _ in parts]
+        self._closing: dict[int, asyncio.Task[None] | None] = {}
+        # values so large that their weighted sum could overflow are as bad as values that already did
+        self._largest = LARGEST_SUM / max(1.0, sum(senders.values()))
         self.banned: dict[str, str] = {}
-        self.on_part_done: Callable[[int], None] | None = None
+        self.on_part_done: Callable[[], None] | None = None
 
     async def add_encoded(self, sender: str, index: int, payload: bytes) -> None:
         """Take a part from another peer; raise Refused if it cannot be right."""
@@ -52,14 +55,13 @@ class Reducer:
         expected = self._codec.encoded_bytes(part.num_values)
         if len(payload) != expected:
             raise Refused(f"part {index} has {len(payload)} bytes instead of {expected}")
-        values = await asyncio.to_thread(self._decode_finite, payload)
-        if values is None:
+        values = await asyncio.to_thread(self._codec.decode, payload)
+        largest = float(values.abs().max()) if len(values) else 0.0
+        if not math.isfinite(largest):
             raise Refused(f"part {index} has values that are not finite")
+        if largest > self._largest:
+            raise Refused(f"part {index} has values as large as {largest:.3g}")
         self.add(sender, index, values)
-
-    def _decode_finite(self, payload: bytes) -> torch.Tensor | None:
-        values = self._codec.decode(payload)
-        return values if bool(torch.isfinite(values).all()) else None
 
     def add(self, sender: str, index: int, values: torch.Tensor) -> None:
         """Take a part that is known to be good."""
@@ -82,15 +84,22 @@ class Reducer:
                 self._close_if_complete(index)
 
     def _close_if_complete(self, index: int) -> None:
-        if self._waiting[index] or self._closing[index]:
+        if self._waiting[index] or index in self._closing:
             return
-        self._closing[index] = True
+        self._closing[index] = None
         if self._weights[index] == 0:
             self._results[index].set_exception(PartLost("no contribution to a part was left"))
             return
-        asyncio.get_running_loop().create_task(self._close(index))
+        self._closing[index] = asyncio.get_running_loop().create_task(self._close(index))
 
     async def _close(self, index: int) -> None:
+        try:
+            await self._publish(index)
+        except Exception as error:  # noqa: BLE001 - somebody waits for this part, and must hear that it will not come
+            if not self._results[index].done():
+                self._results[index].set_exception(PartLost(f"a part could not be reduced: {error!r}"))
+
+    async def _publish(self, index: int) -> None:
         part = self.parts[index]
 
         def encode() -> tuple[bytes, torch.Tensor, torch.Tensor]:
@@ -101,11 +110,11 @@ class Reducer:
 
         payload, decoded, lost = await asyncio.to_thread(encode)
         if not self._codec.is_lossless:
-            self._feedback.draft_reduced(part, lost)
+            self._feedback.reduced(part, lost)
         if not self._results[index].done():
             self._results[index].set_result((payload, decoded))
         if self.on_part_done is not None:
-            self.on_part_done(index)
+            self.on_part_done()
 
     async def result(self, index: int) -> tuple[bytes, torch.Tensor]:
         """The bytes everyone gets for a part, and what they decode to; waits until the part is done."""

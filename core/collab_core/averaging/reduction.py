@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import torch
-from hivemind.p2p import P2PDaemonError, P2PHandlerError
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto import averaging_pb2, runtime_pb2
 
 from collab_core.averaging.codecs import Codec
 from collab_core.averaging.faults import FailAt
-from collab_core.averaging.feedback import ErrorFeedback
+from collab_core.averaging.feedback import Draft
 from collab_core.averaging.group import Group, Part, check_weight
 from collab_core.averaging.reducer import PartLost, Reducer, Refused
 
@@ -39,7 +37,7 @@ class Reduction:
         num_values: int,
         epoch: int,
         codec: Codec,
-        feedback: ErrorFeedback,
+        feedback: Draft,
         weight_cap: float,
         timeout_s: float,
         stub_of: Callable[[str], Any],
@@ -58,7 +56,7 @@ class Reduction:
         self._stub_of, self._on_refused, self._fail_at = stub_of, on_refused, fail_at
         self._plan = group.parts(num_values)
         self._reducer = Reducer(self._plan.get(me, []), group.senders, codec, feedback)
-        self._reducer.on_part_done = self._part_done
+        self._reducer.on_part_done = self._after_a_part
         self._started: set[str] = {me}
         self._serving: set[str] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -88,6 +86,8 @@ class Reduction:
                 self._reducer.add(self.me, index, self._contribution[part.start : part.stop])
         for index, part in enumerate(self._reducer.parts):
             _, values = await self._reducer.result(index)
+            if not bool(torch.isfinite(values).all()):
+                raise RoundFailed("a part reduced here is not finite")
             self.average[part.start : part.stop] = values
 
     async def _exchange_with(self, peer_id: str) -> None:
@@ -101,7 +101,7 @@ class Reduction:
                 # a reducer must itself wait for its slowest sender, so it gets twice the time
                 message = await asyncio.wait_for(anext(stream), 2 * self._timeout_s)
                 if message.code != averaging_pb2.AVERAGED_PART:
-                    raise RoundFailed(f"{averaging_pb2.MessageCode.Name(message.code)} from the reducer {peer_id}")
+                    raise RoundFailed(f"the reducer {peer_id} ended the round with code {message.code}")
                 payload = message.tensor_part.buffer
                 if len(payload) != self._codec.encoded_bytes(part.num_values):
                     raise RoundFailed(f"part {index} from the reducer {peer_id} has the wrong size")
@@ -113,15 +113,12 @@ class Reduction:
         except RoundFailed as error:
             self.lost[peer_id] = str(error)
             raise
-        except (
-            asyncio.TimeoutError,
-            StopAsyncIteration,
-            P2PDaemonError,
-            P2PHandlerError,
-            ControlFailure,
-            OSError,
-        ) as e:
-            reason = "silent for too long" if isinstance(e, asyncio.TimeoutError) else "the connection broke"
+        except Exception as e:
+            reason = (
+                "silent for too long"
+                if isinstance(e, asyncio.TimeoutError)
+                else f"the connection broke ({type(e).__name__})"
+            )
             self.lost[peer_id] = reason
             raise RoundFailed(f"lost the reducer {peer_id}: {reason}") from e
 
@@ -142,17 +139,19 @@ class Reduction:
         values = self._feedback.before_sending(self._contribution[part.start : part.stop], part, weight)
         payload = self._codec.encode(values)
         if not self._codec.is_lossless:
-            self._feedback.draft_sent(part, values - self._codec.decode(payload), weight)
+            self._feedback.sent(part, values - self._codec.decode(payload), weight)
         return payload
 
     # --- what others need from me ---
 
-    def _part_done(self, index: int) -> None:
+    def _after_a_part(self) -> None:
         if self._fail_at is not None:
             self._fail_at.reached("reduce", self._epoch)
 
     async def _ban_those_who_never_start(self) -> None:
         await asyncio.sleep(min(START_TIMEOUT_S, self._timeout_s))
+        if not self._reducer.parts:
+            return  # nobody has to send to us
         for sender in self.group.senders:
             if sender not in self._started:
                 self._lose(sender, "never started to send")
@@ -229,7 +228,8 @@ class Reduction:
 
     async def drain(self) -> None:
         """Stay for those who still fetch their averages from me, for a bounded time."""
-        deadline = asyncio.get_running_loop().time() + 2 * self._timeout_s
+        self._contribution = None
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
         expected = {m.peer_id for m in self.group.members if m.weight > 0 or m.wants_average} - {self.me}
         while self._reducer.parts and asyncio.get_running_loop().time() < deadline:
             gone = set(self._reducer.banned) | self._started

@@ -27,13 +27,18 @@ class Backup:
     tensors: dict[str, torch.Tensor]
     root: str
     history: dict[int, str]
+    """Roots of earlier epochs."""
     counters: dict[str, int]
+    """The peer's own notes, such as its contribution."""
 
 
-def write_backup(path: Path, snapshot: Snapshot, history: Mapping[int, str], counters: Mapping[str, int]) -> None:
+def write_backup(
+    path: Path, run_id: str, snapshot: Snapshot, history: Mapping[int, str], counters: Mapping[str, int]
+) -> None:
     """Write a snapshot beside the old backup, then put it in its place."""
     header = msgpack.packb(
         {
+            "run_id": run_id,
             "root": snapshot.root,
             "tree": snapshot.tree.to_bytes(),
             "history": sorted(history.items()),
@@ -44,8 +49,8 @@ def write_backup(path: Path, snapshot: Snapshot, history: Mapping[int, str], cou
     replace_file(path, (piece for part in ([MAGIC, struct.pack(">Q", len(header)), header], tensors) for piece in part))
 
 
-def read_backup(path: Path) -> Backup | None:
-    """The last backup, or None if there is none. Damage of any kind is a StateError, never a wrong model."""
+def read_backup(path: Path, run_id: str) -> Backup | None:
+    """The last backup of this run, or None if there is none. Damage is a StateError, never a wrong model."""
     if not path.exists():
         return None
     damaged = StateError(
@@ -60,6 +65,12 @@ def read_backup(path: Path) -> Backup | None:
         (length,) = struct.unpack_from(">Q", data, len(MAGIC))
         start = len(MAGIC) + 8
         header = msgpack.unpackb(data[start : start + length], strict_map_key=False)
+        if header["run_id"] != run_id:
+            raise StateError(
+                Code.BAD_BACKUP,
+                f"The backup {path} is of another run ({str(header['run_id'])[:16]}).",
+                fix="It was put aside. A run file that was changed is a new run, with a new state.",
+            )
         tree = StateTree.from_bytes(header["tree"], header["root"])
         offset, tensors = start + length, {}
         for entry in tree.entries:

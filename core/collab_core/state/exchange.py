@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import math
-from collections import deque
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
@@ -13,19 +16,24 @@ import msgpack
 import torch
 from blake3 import blake3
 from google.protobuf.wrappers_pb2 import BytesValue
-from hivemind.p2p import P2PContext, P2PDaemonError, P2PHandlerError, PeerID, ServicerBase
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
+from collab_core.errors import CollabError
 from collab_core.run.manifest import SignedManifest
+from collab_core.state.replica import MAX_HISTORY
 from collab_core.state.snapshot import Snapshot
-from collab_core.state.tree import CHUNK_BYTES, DTYPES, MAX_TREE_BYTES, BadTree, StateTree
+from collab_core.state.tree import CHUNK_BYTES, DTYPES, BadTree, StateTree
 from collab_core.swarm.swarm import Swarm
 
 NAMESPACE = "collab"  # not the run's hash: a joiner asks for the manifest before it knows it
 MESSAGE_TIMEOUT_S = 15.0
 MAX_CHUNKS_PER_REQUEST = 64
+MIN_BYTES_PER_SECOND = 64 * 1024  # a donor slower than this is set aside
 NUM_SNAPSHOTS = 2  # a newcomer may still be fetching the last epoch's state when the next one is there
-NETWORK_ERRORS = (asyncio.TimeoutError, StopAsyncIteration, P2PDaemonError, P2PHandlerError, ControlFailure, OSError)
+MAX_SNAPSHOTS = 4  # and if it is slow, the state it asked for is kept a little longer
+PIN_S = 60.0
+MAX_HISTORY_BYTES = 2**20
+STOP_POLL_S = 0.2
 
 
 class DonorFailed(Exception):
@@ -47,7 +55,9 @@ class Exchange(ServicerBase):  # type: ignore[misc]
 
     def __init__(self, swarm: Swarm) -> None:
         self._swarm = swarm
-        self._snapshots: deque[Snapshot] = deque(maxlen=NUM_SNAPSHOTS)
+        self._snapshots: tuple[Snapshot, ...] = ()
+        """Newest last; replaced, never changed, as two threads look at it."""
+        self._asked_for: dict[str, float] = {}
         self._history: Mapping[int, str] = {}
         self._manifest = b""
         swarm.reactor.run(self._listen(), timeout_s=10)
@@ -66,7 +76,12 @@ class Exchange(ServicerBase):  # type: ignore[misc]
 
     def serve_state(self, snapshot: Snapshot, history: Mapping[int, str]) -> None:
         """From now on, others can fetch this state from us."""
-        self._snapshots.append(snapshot)
+        now = time.monotonic()
+        older = [one for one in self._snapshots if one.root != snapshot.root]
+        recent = older[-(NUM_SNAPSHOTS - 1) :]
+        pinned = [one for one in older if now - self._asked_for.get(one.root, -PIN_S) < PIN_S and one not in recent]
+        self._snapshots = (*pinned[-(MAX_SNAPSHOTS - NUM_SNAPSHOTS) :], *recent, snapshot)
+        self._asked_for = {root: asked for root, asked in self._asked_for.items() if now - asked < PIN_S}
         self._history = dict(history)
 
     async def rpc_manifest(self, request: BytesValue, context: P2PContext) -> BytesValue:
@@ -78,6 +93,7 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         snapshot = next((one for one in self._snapshots if one.root.encode() == request.value), None)
         if snapshot is None:
             return
+        self._asked_for[snapshot.root] = time.monotonic()
         history = [[epoch, root] for epoch, root in sorted(self._history.items()) if epoch < snapshot.epoch]
         yield BytesValue(value=msgpack.packb(history))
         data = snapshot.tree.to_bytes()
@@ -107,19 +123,41 @@ class Exchange(ServicerBase):  # type: ignore[misc]
             return bytes(reply.value)
 
         replies = await asyncio.gather(*(ask(peer_id) for peer_id in peer_ids), return_exceptions=True)
-        return [SignedManifest.from_bytes(reply) for reply in replies if isinstance(reply, bytes) and reply]
+        offers = []
+        for reply in replies:
+            if isinstance(reply, bytes) and reply:
+                with contextlib.suppress(CollabError):  # one peer's junk must not hide another's manifest
+                    offers.append(SignedManifest.from_bytes(reply))
+        return offers
 
     def fetch_state(
-        self, root: str, donors: Sequence[str], own: Snapshot | None, on_bad_donor: Callable[[str, str], None]
+        self,
+        root: str,
+        donors: Sequence[str],
+        own: Snapshot,
+        on_bad_donor: Callable[[str, str], None],
+        stop: threading.Event,
     ) -> Fetched | None:
         """Fetch the chunks of a state that we lack, from one donor after the other.
 
         A donor that dies or lies costs what was in flight; the next one goes on from there.
+
+        Args:
+            root: of the state to get.
+            donors: who claims to hold it, best first.
+            own: what we have: its chunks are reused, and the state we get must have the same tensors.
+            on_bad_donor: told who failed us, and how.
+            stop: gives up when set.
         """
-        return self._swarm.reactor.run(self._fetch_state(root, donors, own, on_bad_donor))
+        future = self._swarm.reactor.spawn(self._fetch_state(root, donors, own, on_bad_donor))
+        while not concurrent.futures.wait([future], timeout=STOP_POLL_S).done:
+            if stop.is_set():
+                future.cancel()
+                return None
+        return future.result()
 
     async def _fetch_state(
-        self, root: str, donors: Sequence[str], own: Snapshot | None, on_bad_donor: Callable[[str, str], None]
+        self, root: str, donors: Sequence[str], own: Snapshot, on_bad_donor: Callable[[str, str], None]
     ) -> Fetched | None:
         tree: StateTree | None = None
         history: dict[int, str] = {}
@@ -128,66 +166,89 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         for donor in donors:
             try:
                 if tree is None:
-                    tree, history = await self._fetch_tree(donor, root)
+                    tree, history = await self._fetch_tree(donor, root, own)
                     for digest in tree.chunk_sizes():
-                        if own is not None and (mine := own.chunk(digest)) is not None:
+                        if (mine := own.chunk(digest)) is not None:
                             chunks[digest] = mine
-                missing = [digest for digest in tree.chunk_sizes() if digest not in chunks]
+                sizes = tree.chunk_sizes()
+                missing = [digest for digest in sizes if digest not in chunks]
                 for start in range(0, len(missing), MAX_CHUNKS_PER_REQUEST):
-                    async for digest, chunk in self._chunks(donor, missing[start : start + MAX_CHUNKS_PER_REQUEST]):
+                    wanted = {digest: sizes[digest] for digest in missing[start : start + MAX_CHUNKS_PER_REQUEST]}
+                    async for digest, chunk in self._chunks(donor, wanted):
                         chunks[digest] = chunk
                         num_bytes += len(chunk)
                 helped.append(donor)
                 return Fetched(_assemble(tree, chunks), history, num_bytes, tuple(helped))
             except DonorFailed as error:
                 on_bad_donor(donor, str(error))
-            except NETWORK_ERRORS:
-                on_bad_donor(donor, "the connection broke")
+            except Exception as error:  # noqa: BLE001 - a stranger's bytes: whatever they break, only this donor is lost
+                on_bad_donor(donor, f"the connection broke ({type(error).__name__})")
         return None
 
-    async def _fetch_tree(self, donor: str, root: str) -> tuple[StateTree, dict[int, str]]:
-        stream = await self._stub_of(donor).rpc_tree(BytesValue(value=root.encode()))
+    async def _fetch_tree(self, donor: str, root: str, own: Snapshot) -> tuple[StateTree, dict[int, str]]:
+        own_size = len(own.tree.to_bytes())
         pieces: list[bytes] = []
-        size = 0
-        async for message in _timed(stream):
-            pieces.append(message.value)
-            size += len(message.value)
-            if size > 2 * MAX_TREE_BYTES:
+        async for message in self._stream(donor, "rpc_tree", root.encode(), own_size + MAX_HISTORY_BYTES):
+            pieces.append(message)
+            if len(pieces) > 2 + own_size // CHUNK_BYTES:
                 raise DonorFailed("sent a tree that is too large")
         if not pieces:
             raise DonorFailed("no longer holds that state")
         try:
-            history = {int(epoch): str(known) for epoch, known in msgpack.unpackb(pieces[0])}
-            return StateTree.from_bytes(b"".join(pieces[1:]), root), history
-        except (BadTree, ValueError, TypeError, msgpack.UnpackException) as error:
+            tree = StateTree.from_bytes(b"".join(pieces[1:]), root)
+        except BadTree as error:
             raise DonorFailed(f"sent a wrong tree: {error}") from error
+        if tree.shapes() != own.tree.shapes():
+            raise DonorFailed("sent the state of another model")
+        return tree, _read_history(pieces[0])
 
-    async def _chunks(self, donor: str, digests: list[bytes]) -> AsyncIterator[tuple[bytes, bytes]]:
-        stream = await self._stub_of(donor).rpc_chunks(BytesValue(value=msgpack.packb(digests)))
+    async def _chunks(self, donor: str, sizes: Mapping[bytes, int]) -> AsyncIterator[tuple[bytes, bytes]]:
+        digests = list(sizes)
         received = 0
-        async for message in _timed(stream):
-            if received == len(digests) or blake3(message.value).digest() != digests[received]:
+        async for chunk in self._stream(donor, "rpc_chunks", msgpack.packb(digests), sum(sizes.values())):
+            if received == len(digests) or len(chunk) != sizes[digests[received]]:
+                raise DonorFailed("sent bytes of the wrong size")
+            if blake3(chunk).digest() != digests[received]:
                 raise DonorFailed("sent bytes that do not match their hash")
-            yield digests[received], message.value
+            yield digests[received], chunk
             received += 1
         if received < len(digests):
             raise DonorFailed("no longer holds that state")
 
+    async def _stream(self, donor: str, method: str, request: bytes, num_bytes: int) -> AsyncIterator[bytes]:
+        """A donor's answer, which may neither fall silent nor trickle."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + MESSAGE_TIMEOUT_S + num_bytes / MIN_BYTES_PER_SECOND
+        call = getattr(self._stub_of(donor), method)(BytesValue(value=request))
+        stream = await asyncio.wait_for(call, MESSAGE_TIMEOUT_S)
+        while True:
+            remaining_s = min(MESSAGE_TIMEOUT_S, deadline - loop.time())
+            if remaining_s <= 0:
+                raise DonorFailed("is too slow")
+            try:
+                message = await asyncio.wait_for(anext(stream), remaining_s)
+            except StopAsyncIteration:
+                return
+            yield bytes(message.value)
 
-async def _timed(stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """A stream that may not fall silent."""
-    while True:
-        try:
-            message = await asyncio.wait_for(anext(stream), MESSAGE_TIMEOUT_S)
-        except StopAsyncIteration:
-            return
-        yield message
+
+def _read_history(data: bytes) -> dict[int, str]:
+    """Roots of past epochs, as the donor tells; junk is worth as much as nothing."""
+    try:
+        pairs = msgpack.unpackb(data)
+        history = {epoch: root for epoch, root in pairs if type(epoch) is int and type(root) is str and len(root) == 64}
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return {}
+    return dict(sorted(history.items())[-MAX_HISTORY:])
 
 
 def _assemble(tree: StateTree, chunks: Mapping[bytes, bytes | memoryview]) -> dict[str, torch.Tensor]:
     tensors = {}
     for entry in tree.entries:
+        dtype = DTYPES[entry.dtype]
         data = bytearray().join(chunks[digest] for digest in entry.chunks)
-        flat = torch.frombuffer(data, dtype=DTYPES[entry.dtype], count=math.prod(entry.shape)) if data else None
-        tensors[entry.name] = torch.empty(entry.shape) if flat is None else flat.view(entry.shape)
+        flat = (
+            torch.frombuffer(data, dtype=dtype, count=math.prod(entry.shape)) if data else torch.empty(0, dtype=dtype)
+        )
+        tensors[entry.name] = flat.view(entry.shape)
     return tensors

@@ -42,15 +42,15 @@ def winner(tips: Collection[Tip], mine: Tip, max_samples_per_epoch: int) -> Tip:
     Args:
         tips: what others claim to hold.
         mine: what we hold.
-        max_samples_per_epoch: the most the swarm can have added per epoch; larger claims are cut to it, so a peer
-            gains nothing by inventing samples.
+        max_samples_per_epoch: the most a whole swarm can add in an epoch; larger claims are cut to it. The cut is the
+            same for everyone, so everyone finds the same winner.
     """
     everyone = [mine, *tips]
     if trusted := [tip for tip in everyone if tip.is_trusted]:
         return min(trusted, key=lambda tip: (-tip.epoch, -tip.samples, tip.root))
 
     def plausible_samples(tip: Tip) -> int:
-        return min(tip.samples, mine.samples + max(0, tip.epoch - mine.epoch) * max_samples_per_epoch)
+        return min(tip.samples, tip.epoch * max_samples_per_epoch)
 
     return min(everyone, key=lambda tip: (-plausible_samples(tip), -tip.epoch, tip.root))
 

@@ -25,9 +25,5 @@ class Snapshot:
     def root(self) -> str:
         return self.tree.root
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.tree.entries)
-
     def chunk(self, digest: bytes) -> memoryview | None:
         return self._chunks.get(digest)

@@ -59,6 +59,10 @@ class StateTree:
         pairs = [[entry.name, entry.digest()] for entry in self.entries]
         return blake3(b"M" + msgpack.packb(pairs)).hexdigest()
 
+    def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """What the state looks like, whatever its values: dtype and shape by name."""
+        return {entry.name: (entry.dtype, entry.shape) for entry in self.entries}
+
     def chunk_sizes(self) -> dict[bytes, int]:
         """Every distinct chunk with its size."""
         sizes: dict[bytes, int] = {}

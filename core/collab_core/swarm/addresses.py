@@ -27,6 +27,16 @@ def parse_address(text: str, *, needs_peer: bool = False) -> Multiaddr:
         ) from error
 
 
+def is_address_of(address: str, peer_id: str) -> bool:
+    """Whether something a stranger wrote is an address of that peer, and one we could dial."""
+    try:
+        parse_address(address, needs_peer=True)
+    except SwarmError:
+        return False
+    place = host_and_port(address)
+    return peer_of(address) == peer_id and len(peer_id) <= 64 and place is not None and 0 < place[1] < 65536
+
+
 def peer_of(address: str) -> str:
     """The peer ID at the end of an address."""
     return address.rpartition("/p2p/")[2]
@@ -36,7 +46,7 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     """Where a plain TCP address leads, or None for relayed and other kinds."""
     fields = address.split("/")
     if len(fields) >= 5 and fields[1] in ("ip4", "ip6", "dns", "dns4", "dns6") and fields[3] == "tcp":
-        return fields[2], int(fields[4]) if fields[4].isdigit() else 0
+        return fields[2], int(fields[4]) if fields[4].isascii() and fields[4].isdigit() else 0
     return None
 
 
@@ -65,6 +75,8 @@ async def probe(addresses: Sequence[str]) -> dict[str, str]:
             _, writer = await asyncio.wait_for(asyncio.open_connection(*place), PROBE_TIMEOUT_S)
         except asyncio.TimeoutError:
             return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+        except (ValueError, OverflowError):
+            return "not an address"
         except OSError as error:
             return "connection refused" if isinstance(error, ConnectionRefusedError) else str(error.strerror or error)
         writer.close()

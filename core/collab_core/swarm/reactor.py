@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -20,13 +23,21 @@ class Reactor:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(lambda loop, context: None)  # ends of dead streams; nobody can act on them
+        self._loop.set_exception_handler(self._on_error)
         self._thread = threading.Thread(target=self._run, name="collab-network", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Mostly the ends of dead streams: nobody can act on them, but whoever looks for a fault should see them."""
+        logger.info("%s: %r", context.get("message"), context.get("exception"))
+
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """Run something short in the loop's thread."""
+        self._loop.call_soon_threadsafe(action)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine and return at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgpack
@@ -16,9 +17,11 @@ from collab_core.swarm.identity import Identity, is_signed_by
 MAX_RECORD_BYTES = 8192
 MAX_LIFETIME_S = 120.0  # a record that claims to live longer is refused: ghosts would stay for ever
 SIGNATURE_BYTES = 64
+MAX_PEER_ID_CHARS = 64  # decoding base58 takes quadratic time
 
 Root = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0, lt=2**53)]
+MAX_COUNT = 2**53 - 1
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 Phase = Literal["joining", "working", "averaging", "serving", "left"]
@@ -74,7 +77,7 @@ def seal(record: PeerRecord, run_hash: bytes, identity: Identity, expiration: fl
 
 def unseal(value: object, run_hash: bytes, peer_id: object, expiration: float) -> PeerRecord | None:
     """Check signature and schema of a record; None if anything at all is wrong with it."""
-    if not isinstance(value, bytes) or not isinstance(peer_id, str):
+    if not isinstance(value, bytes) or not isinstance(peer_id, str) or len(peer_id) > MAX_PEER_ID_CHARS:
         return None
     if not SIGNATURE_BYTES < len(value) <= MAX_RECORD_BYTES:
         return None
@@ -90,13 +93,13 @@ def unseal(value: object, run_hash: bytes, peer_id: object, expiration: float) -
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]
     """Every DHT node of the run stores and returns well-signed peer records, and nothing else."""
 
-    def __init__(self, run_hash: bytes, now: object) -> None:
+    def __init__(self, run_hash: bytes, now: Callable[[], float]) -> None:
         self._run_hash = run_hash
         self._key = DHTID.generate(source=records_key(run_hash)).to_bytes()
         self._now = now
 
     def validate(self, record: DHTRecord) -> bool:
-        if record.key != self._key or record.expiration_time > self._now() + MAX_LIFETIME_S:  # type: ignore[operator]
+        if record.key != self._key or record.expiration_time > self._now() + MAX_LIFETIME_S:
             return False
         try:
             peer_id = MSGPackSerializer.loads(record.subkey)

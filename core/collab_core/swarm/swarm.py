@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,8 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from collab_core import __version__
 from collab_core.errors import Code, ConfigError, RunError, SwarmError
-from collab_core.state.folder import StateFolder
-from collab_core.swarm.addresses import best_first, parse_address, peer_of, probe
+from collab_core.state.folder import MAX_REMEMBERED_PEERS, StateFolder
+from collab_core.swarm.addresses import best_first, is_address_of, parse_address, peer_of, probe
 from collab_core.swarm.daemon import Daemon, free_port
 from collab_core.swarm.identity import Identity
 from collab_core.swarm.names import friendly_name
@@ -47,17 +48,23 @@ class SwarmConfig:
     """How this peer takes part in the network; its own business, not the run's."""
 
     role: Literal["trainer", "aux", "observer"]
+    """An observer only looks: nobody sees it."""
     initial_peers: tuple[str, ...] = ()
+    """Addresses to join through; if there are any, one of them must answer."""
     rumoured_peers: tuple[str, ...] = ()
     """Addresses that may be old; nobody minds if none of them answers."""
     host_maddrs: tuple[str, ...] = ()
     """Where to listen. Empty: every interface, on the port of the last time or `port`."""
     announce_maddrs: tuple[str, ...] = ()
+    """What to tell others instead of the addresses we see ourselves."""
     port: int | None = None
     """None: the port of the last time if it is free, otherwise any."""
     client_mode: bool = False
+    """Only dial out: nobody can connect to us."""
     identity_path: Path | None = None
+    """Key file; by default in the state folder."""
     name: str = ""
+    """What others see; by default made from the peer ID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,8 @@ class Peer:
     peer_id: str
     record: PeerRecord
     expires: float = field(compare=False)
+    changed: float = field(compare=False, default_factory=time.monotonic)
+    """When its record last told of progress."""
 
 
 class Swarm:
@@ -101,6 +110,7 @@ class Swarm:
         """The organiser's signature under our peer ID, if we are one of their auxiliaries."""
         self._bootstrap: list[str] = []
         self._remembered: list[str] = []
+        self._last_sign = time.monotonic()
         self._loops: list[asyncio.Task[None]] = []
         self._is_closed = False
 
@@ -145,8 +155,10 @@ class Swarm:
         """Everyone we could join through: those we were told of, then those we met before."""
         for address in self.config.initial_peers:
             parse_address(address, needs_peer=True)
-        known = [*self.config.initial_peers, *self._folder.read_peers(), *self.config.rumoured_peers]
-        return [address for address in dict.fromkeys(known) if peer_of(address) != self.peer_id]
+        memories = [*self._folder.read_peers(), *self.config.rumoured_peers]
+        good = [address for address in memories if is_address_of(address, peer_of(address))]
+        known = dict.fromkeys([*self.config.initial_peers, *good])
+        return [address for address in known if peer_of(address) != self.peer_id]
 
     def _reachable(self, candidates: list[str]) -> list[str]:
         """Those who answer now; with pauses, because the aux may be restarting this very moment."""
@@ -276,7 +288,7 @@ class Swarm:
             if self._changed is not None:
                 self._changed.set()
 
-        self.reactor._loop.call_soon_threadsafe(wake)
+        self.reactor.call_soon(wake)
 
     async def _store(self) -> bool:
         expiration = get_dht_time() + RECORD_LIFETIME_S
@@ -326,8 +338,22 @@ class Swarm:
         return found.record.name if found else self.name if peer_id == self.peer_id else friendly_name(peer_id)
 
     def refresh(self, timeout_s: float = 5.0) -> None:
-        """Read everyone's records now, instead of waiting for the next round of reading."""
-        self.reactor.run(self._read(), timeout_s=timeout_s)
+        """Read everyone's records now, instead of waiting for the next round of reading; late is better than never."""
+        future = self.reactor.spawn(self._read())
+        concurrent.futures.wait([future], timeout=timeout_s)
+        future.cancel()
+
+    def last_sign_of_trainers(self, still_s: float) -> float:
+        """When (by the monotonic clock) a trainer was last seen doing something; when we joined, if never.
+
+        A trainer whose record has not changed for `still_s` seconds is hung, and no company.
+        """
+        now = time.monotonic()
+        with self._lock:
+            for peer in self._peers.values():
+                if peer.record.role == "trainer" and now - peer.changed < still_s and peer.expires > get_dht_time():
+                    self._last_sign = now
+            return self._last_sign
 
     async def _read(self) -> None:
         found = await self._node.get(records_key(self.run_hash), latest=True)
@@ -354,6 +380,10 @@ class Swarm:
                         del self._peers[peer_id]
                         events.append(("peer_left", known, "said goodbye"))
                     continue
+                if known is not None and _progress(known) == _progress(peer):
+                    peer = replace(peer, changed=known.changed)
+                if peer.record.role == "trainer" and known is None:
+                    self._last_sign = time.monotonic()
                 if known is None and peer.record.role != "observer":
                     events.append(("peer_joined", peer, ""))
                 self._peers[peer_id] = peer
@@ -369,8 +399,9 @@ class Swarm:
 
     def _remember(self) -> None:
         """Keep the addresses of reachable peers for the next start."""
-        addresses = [peer.record.addresses[0] for peer in self.peers() if peer.record.addresses]
-        self._remembered = list(dict.fromkeys([*addresses, *self._remembered]))
+        told = ((peer.peer_id, peer.record.addresses[0]) for peer in self.peers() if peer.record.addresses)
+        addresses = [address for peer_id, address in told if is_address_of(address, peer_id)]
+        self._remembered = list(dict.fromkeys([*addresses, *self._remembered]))[:MAX_REMEMBERED_PEERS]
         try:
             self._folder.write_peers(self._remembered)
         except OSError as error:
@@ -402,14 +433,18 @@ class Swarm:
                     await self._dial(address, peer_id in connected)
 
     async def _dial(self, address: str, is_connected: bool) -> None:
-        remote = PeerID.from_base58(peer_of(address))
-        target = Multiaddr(address.rpartition("/p2p/")[0])
         try:
+            remote = PeerID.from_base58(peer_of(address))
+            target = Multiaddr(address.rpartition("/p2p/")[0])
             if not is_connected:
                 await asyncio.wait_for(self.p2p._client.connect(remote, [target]), timeout=CALL_TIMEOUT_S)
             await asyncio.wait_for(self._node.protocol.call_ping(remote), timeout=CALL_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - still away: the next round tries again
             logger.info("%s cannot be reached again yet: %r", address, error)
+
+
+def _progress(peer: Peer) -> tuple[object, ...]:
+    return peer.record.epoch, peer.record.epoch_samples, peer.record.phase
 
 
 def _with_port(address: str, port: int) -> str:
