@@ -49,7 +49,7 @@ def write_run(folder: Path, *, name: str = "test-run", **changes: Any) -> Path:
         "task__options__width": 32,
         "task__options__layers": 1,
         "task__options__sequence_length": 64,
-        "strategy__target_batch_size": 64,
+        "strategy__target_batch_size": 192,
         "strategy__matchmaking_time_s": 4.0,
         "strategy__averaging_timeout_s": 10.0,
         **changes,
@@ -113,6 +113,10 @@ class PeerProcess:
                 raise AssertionError(f"{self.state_dir.name}: no {kind!r} event ({what})\n{self.tail()}")
             self.descendants()
             time.sleep(0.1)
+
+    def wait_for_last(self, kind: str) -> Event:
+        """The last event of a kind in the log of a peer that has already ended."""
+        return self.events(kind)[-1]
 
     def wait_for_epoch(self, epoch: int, timeout_s: float = 120) -> Event:
         return self.wait_for("epoch", lambda event: event["epoch"] >= epoch, timeout_s=timeout_s)

@@ -37,6 +37,7 @@ def aux(
     with errors_in_words(verbose=verbose), Stopping() as stopping:
         console = Console(highlight=False)
         source = options.read_source(run)
+        options.check_invite_file(invite_file)
         with console.status("Preparing the model and joining the run…"):
             import torch
 

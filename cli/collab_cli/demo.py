@@ -47,13 +47,15 @@ def demo(
         place = Path(folder)
         run_folder = RunFolder(Path(run)) if run is not None else built_in_run(place / "run", seed)
         settings = run_folder.settings()
-        swarm = LocalSwarm(run_folder.path, place, num_trainers=peers, epochs=epochs)
+        swarm = LocalSwarm(run_folder.path, place, num_trainers=peers, epochs=epochs, verbose=verbose)
         started = time.monotonic()
         curve = Curve()
         try:
             with console.status(f"Starting one auxiliary peer and {peers} trainer{'s' * (peers > 1)}…"):
                 swarm.start()
             show(swarm, curve, console, epochs)
+            if console.is_terminal:
+                console.print(Group(table(swarm, epochs), f"\nloss  {curve.draw(min(60, console.width - 20))}"))
         finally:
             with console.status("Stopping everyone…"):
                 swarm.stop()
@@ -71,7 +73,9 @@ def built_in_run(folder: Path, seed: int) -> Any:
     """The run of the template, with another seed if wanted."""
     from collab_core.run import RunFolder, run_template
 
-    return RunFolder.create(folder, run_template("demo").replace("\nseed = 0", f"\nseed = {seed}", 1))
+    text = run_template("demo")
+    assert "\nseed = 0" in text
+    return RunFolder.create(folder, text.replace("\nseed = 0", f"\nseed = {seed}", 1))
 
 
 class Curve:

@@ -18,7 +18,7 @@ from collab_core.errors import Code, RunError
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 12.0
+STOP_TIMEOUT_S = 9.5
 
 
 @dataclass(slots=True)
@@ -53,14 +53,16 @@ class LocalPeer:
 class LocalSwarm:
     """Starts peers, watches over them, and ends every one of them."""
 
-    def __init__(self, run: Path, folder: Path, *, num_trainers: int, epochs: int) -> None:
+    def __init__(self, run: Path, folder: Path, *, num_trainers: int, epochs: int, verbose: bool) -> None:
         self._run, self._folder, self._num_trainers, self._epochs = run, folder, num_trainers, epochs
         self._invite_file = folder / "invite"
+        self._verbose = verbose
         self.peers: list[LocalPeer] = []
         num_threads = max(1, (os.cpu_count() or 1) // num_trainers)
         self._environment = {
             **os.environ,
             PARENT_VARIABLE: "1",
+            "COLLAB_HOME": str(folder),  # a run of that name that is going on here is none of the demo's business
             "OMP_NUM_THREADS": str(num_threads),
             "OMP_WAIT_POLICY": "passive",  # threads that spin for work would take the other peers' cores
         }
@@ -92,6 +94,7 @@ class LocalSwarm:
         folder.mkdir()
         log = folder / "output.log"
         arguments = [*command, "--host-maddrs", LOOPBACK, "--state-dir", str(folder)]
+        arguments += ["--verbose"] if self._verbose else []
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "collab_cli", *arguments],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,6 +64,40 @@ BackupEvery = Annotated[
     int,
     typer.Option("--backup-every-step", min=0, help="Epochs between two backups; 0 keeps none.", rich_help_panel=FILES),
 ]
+
+
+def check_invite_file(path: Path | None, *, is_reachable: bool = True) -> None:
+    """Say before joining, not after, that an invite could not be written."""
+    from collab_core.errors import Code, ConfigError, StateError
+
+    if path is None:
+        return
+    if not is_reachable:
+        raise ConfigError(
+            Code.BAD_OPTION,
+            "--invite-file makes no sense with --client-mode: nobody can join through a peer that only dials out.",
+            fix="Leave one of the two out.",
+        )
+    folder = path.absolute().parent
+    if not os.access(folder, os.W_OK) or path.is_dir():
+        raise StateError(
+            Code.STATE_DIR_UNWRITABLE,
+            f"The invite file {path} cannot be written.",
+            fix="Give a file in a folder that exists and that you may write to.",
+        )
+
+
+def check_sync(source: Invite | RunFolder, should_sync: bool) -> None:
+    """An invite has no settings of its own to insist on."""
+    from collab_core.errors import Code, ConfigError
+    from collab_core.run import Invite
+
+    if isinstance(source, Invite) and not should_sync:
+        raise ConfigError(
+            Code.BAD_OPTION,
+            "--no-sync-args insists on the settings of a run file, but an invite was given.",
+            fix="Leave it out, or give the folder of the run and --initial-peers.",
+        )
 
 
 def read_source(text: str) -> Invite | RunFolder:

@@ -9,6 +9,7 @@ import time
 from types import FrameType, TracebackType
 
 LEAVE_WITHIN_S = 9.0
+FORCED_EXIT_CODE = 3  # it did not manage to leave by itself
 PARENT_VARIABLE = "COLLAB_EXIT_WITH_PARENT"
 PARENT_POLL_S = 0.5
 
@@ -23,6 +24,7 @@ class Stopping:
     def __init__(self) -> None:
         self.event = threading.Event()
         self._is_polite = False
+        self._num_signals = 0
         self._old: dict[int, object] = {}
 
     def __enter__(self) -> Stopping:
@@ -51,16 +53,21 @@ class Stopping:
 
     def after_hours(self, hours: float | None) -> None:
         if hours is not None:
-            timer = threading.Timer(hours * 3600, self.event.set)
+            timer = threading.Timer(hours * 3600, self._ask)
             timer.daemon = True
             timer.start()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.event.is_set():
+        if self._num_signals:
             os._exit(130)
-        self.event.set()
+        self._num_signals += 1
         if not self._is_polite:
             raise KeyboardInterrupt
-        deadline = threading.Timer(LEAVE_WITHIN_S, os._exit, args=(0,))
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask the peer to leave, and see to it that it does."""
+        self.event.set()
+        deadline = threading.Timer(LEAVE_WITHIN_S, os._exit, args=(FORCED_EXIT_CODE,))
         deadline.daemon = True
         deadline.start()

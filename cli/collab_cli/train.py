@@ -23,7 +23,7 @@ def train(
         int, typer.Option(min=1, help="Samples per forward and backward pass.", rich_help_panel=YOURS)
     ] = 32,
     accumulate_batches: Annotated[
-        int, typer.Option(min=1, help="Passes between two looks at what the swarm does.", rich_help_panel=YOURS)
+        int, typer.Option(min=1, help="Batches to add up before looking at what the swarm does.", rich_help_panel=YOURS)
     ] = 1,
     n_workers: Annotated[int, typer.Option(min=0, help="Threads that prepare data.", rich_help_panel=YOURS)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.", rich_help_panel=YOURS)] = "auto",
@@ -63,6 +63,8 @@ def train(
     with errors_in_words(verbose=verbose), Stopping() as stopping:
         console = Console(highlight=False)
         source = options.read_source(run)
+        options.check_invite_file(invite_file, is_reachable=not client_mode)
+        options.check_sync(source, sync_args)
         with console.status("Loading…"):
             from collab_core.averaging import FailAt
             from collab_core.files import replace_file

@@ -359,15 +359,12 @@ class Peer:
         return [peer for peer in self._others() if is_expected(peer)]
 
     def _latecomers(self, epoch: int, root: str) -> set[str]:
-        """Trainers that just came, or are catching up: they showed life a moment ago, and not at our epoch."""
+        """Peers that just came, or are catching up: they showed life a moment ago, and not at our epoch."""
         now = time.monotonic()
         return {
             peer.peer_id
             for peer in self._others()
-            if peer.record.role == "trainer"
-            and peer.record.epoch <= epoch
-            and peer.record.root != root
-            and now - peer.changed < LATECOMER_S
+            if peer.record.epoch <= epoch and peer.record.root not in (root, None) and now - peer.changed < LATECOMER_S
         }
 
     def _rank(self, peer: OtherPeer) -> int:

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import SwarmOfProcesses
 from processes import LOOPBACK, PeerProcess, collab, environment, wait_until, write_run
@@ -145,6 +146,33 @@ def test_a_busy_state_folder_a_foreign_invite_a_changed_manifest_and_other_setti
     synced.wait_for("epoch")
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--name", "n" * 49), 108),
+        (("--name", "a\x1bb"), 108),
+        (("--host-maddrs", "/ip4/192.0.2.77/tcp/0"), 203),
+        (("--invite-file", "/no/such/folder/invite"), 301),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, options: tuple[str, ...], code: int) -> None:
+    run = write_run(tmp_path)
+    assert_refused(collab("train", str(run), *options, "--state-dir", str(tmp_path / "s")), code)
+
+
+def test_insisting_on_the_settings_of_an_invite(tmp_path: Path) -> None:
+    invite = invite_to(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}")
+    assert_refused(collab("train", invite, "--no-sync-args", "--state-dir", str(tmp_path)), 108)
+
+
+def test_a_port_that_another_peer_of_ours_listens_on(swarm: SwarmOfProcesses, tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    aux = swarm.aux(run)
+    port = aux.wait_for("joined")["addresses"][0].split("/")[4]
+    options = ("--host-maddrs", LOOPBACK, "--state-dir", str(tmp_path / "s"))
+    assert_refused(collab("aux", str(run), "--port", port, *options), 202, port)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_joining_stops_at_once_with_exit_0(tmp_path: Path, number: signal.Signals) -> None:
     address = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{PEER}"
@@ -187,9 +215,8 @@ def test_demo_reports_as_one_json_document_and_leaves_nothing(tmp_path: Path) ->
     assert not list(tmp_path.glob("collab-*"))
 
 
-def test_ctrl_c_stops_the_whole_demo(tmp_path: Path) -> None:
-    import psutil
-
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_demo_that_is_stopped_or_killed_takes_its_peers_with_it(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "collab_cli", "demo", "--epochs", "1000"],
         stdout=subprocess.PIPE,
@@ -197,37 +224,17 @@ def test_ctrl_c_stops_the_whole_demo(tmp_path: Path) -> None:
         text=True,
         env={**environment(), "TMPDIR": str(tmp_path)},
     )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("epoch"):
-            break
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 6  # three peers and their daemons
-    process.send_signal(signal.SIGINT)
-    assert process.wait(15) == 0
-    process.stdout.close()
-    _, alive = psutil.wait_procs(family, timeout=5)
-    assert not alive
-    assert not list(tmp_path.glob("collab-*"))
-
-
-def test_a_killed_demo_takes_its_peers_with_it(tmp_path: Path) -> None:
-    import psutil
-
-    process = subprocess.Popen(
-        [sys.executable, "-m", "collab_cli", "demo", "--epochs", "1000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**environment(), "TMPDIR": str(tmp_path)},
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("epoch"):
-            break
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    _, alive = psutil.wait_procs(family, timeout=12)
-    assert not alive
+    try:
+        assert process.stdout is not None
+        assert any(line.startswith("epoch") for line in process.stdout)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 6  # three peers and their daemons
+        process.send_signal(number)
+        assert process.wait(15) == (0 if number is signal.SIGINT else -number)
+        _, alive = psutil.wait_procs(family, timeout=15)
+        assert not alive
+        if number is signal.SIGINT:
+            assert not list(tmp_path.glob("collab-*"))
+    finally:
+        process.kill()
+        process.stdout.close()  # type: ignore[union-attr]

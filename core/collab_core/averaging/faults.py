@@ -6,6 +6,8 @@ import os
 import signal
 from dataclasses import dataclass
 
+from collab_core.errors import Code, ConfigError
+
 ENVIRONMENT_VARIABLE = "COLLAB_FAIL_AT"
 
 
@@ -23,6 +25,12 @@ class FailAt:
         if not text:
             return None
         stage, _, epoch = text.partition(":")
+        if not epoch.isdigit():
+            raise ConfigError(
+                Code.BAD_OPTION,
+                f"{ENVIRONMENT_VARIABLE}={text!r} is not a stage and an epoch.",
+                fix=f"Write it like {ENVIRONMENT_VARIABLE}=reduce:3, or unset it: it kills this peer on purpose.",
+            )
         return cls(stage, int(epoch))
 
     def reached(self, stage: str, epoch: int) -> None:

@@ -32,6 +32,7 @@ class StrategySettings(Section):
     """How peers work together."""
 
     name: Literal["allreduce"] = "allreduce"
+    """How replicas are kept together: `allreduce` averages the gradients of every epoch."""
     target_batch_size: Annotated[int, Field(ge=1, le=10_000_000)] = 256
     """Samples the whole swarm collects for one epoch (one global update)."""
     codec: Literal["none", "fp16"] = "fp16"
@@ -46,20 +47,29 @@ class OptimizerSettings(Section):
     """The replicated update, the same arithmetic on every peer."""
 
     name: Literal["adamw", "lamb", "sgd"] = "adamw"
+    """The rule of the update."""
     lr: PositiveFloat = 0.01
+    """Learning rate after warm-up."""
     beta1: Fraction = 0.9
+    """How much of the running mean of the gradient is kept per epoch; adamw and lamb."""
     beta2: Fraction = 0.95
+    """The same for the running mean of its square; adamw and lamb."""
     eps: PositiveFloat = 1e-8
+    """Added to the divisor, so that it is never zero; adamw and lamb."""
     momentum: Fraction = 0.0
     """Only for sgd."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """How strongly weights are pulled towards zero, times the learning rate; biases and norms are not."""
     clip_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Largest norm of the averaged gradient; 0 turns clipping off."""
     warmup_epochs: Annotated[int, Field(ge=0)] = 5
+    """Epochs over which the learning rate grows linearly to `lr`."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after warm-up."""
     decay_epochs: Annotated[int, Field(ge=0)] = 0
     """Epochs after warm-up until the learning rate has reached its final value; needed unless decay is constant."""
     final_lr_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Learning rate at the end of the decay, as a fraction of `lr`."""
 
 
 class LimitSettings(Section):
@@ -75,7 +85,9 @@ class RunSettings(Section):
     """One whole run file."""
 
     name: Name
+    """What people call the run; `collab new` takes it from the folder."""
     description: Annotated[str, Field(max_length=500)] = ""
+    """One or two sentences for the people you invite."""
     task: TaskSettings = Field(default_factory=TaskSettings)
     strategy: StrategySettings = Field(default_factory=StrategySettings)
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)

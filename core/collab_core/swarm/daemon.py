@@ -45,8 +45,15 @@ def _remove_stale_sockets() -> None:
 
 def free_port(address: str) -> int:
     """A port that is free now at an address to listen on."""
-    with _listener(address, 0) as listener:
-        return int(listener.getsockname()[1])
+    try:
+        with _listener(address, 0) as listener:
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        raise SwarmError(
+            Code.DAEMON_FAILED,
+            f"This machine cannot listen on {address}: {error.strerror or error}.",
+            fix="Give an address of this machine with --host-maddrs, or /ip4/0.0.0.0/tcp/0 for all of them.",
+        ) from error
 
 
 def _check_ports(listen: Sequence[str]) -> None:

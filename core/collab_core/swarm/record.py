@@ -17,6 +17,7 @@ from collab_core.swarm.identity import Identity, is_signed_by
 MAX_RECORD_BYTES = 8192
 MAX_LIFETIME_S = 120.0  # a record that claims to live longer is refused: ghosts would stay for ever
 SIGNATURE_BYTES = 64
+MAX_NAME_CHARS = 48
 MAX_PEER_ID_CHARS = 64  # decoding base58 takes quadratic time
 
 Root = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -32,7 +33,7 @@ class PeerRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: Annotated[str, Field(min_length=1, max_length=48, pattern=r"^[^\x00-\x1f\x7f]+$")]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[^\x00-\x1f\x7f]+$")]
     role: Literal["trainer", "aux", "observer"]
     mode: Literal["direct", "client"]
     version: Annotated[str, Field(max_length=32)]

@@ -27,7 +27,7 @@ from collab_core.swarm.daemon import Daemon, free_port
 from collab_core.swarm.identity import Identity
 from collab_core.swarm.names import friendly_name
 from collab_core.swarm.reactor import Reactor
-from collab_core.swarm.record import PeerRecord, RecordValidator, records_key, seal, unseal
+from collab_core.swarm.record import MAX_NAME_CHARS, PeerRecord, RecordValidator, records_key, seal, unseal
 from collab_core.telemetry.events import EventLog
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,12 @@ class Swarm:
         self._identity = Identity.load_or_create(identity_path)
         self._identity_path = identity_path
         self.peer_id = self._identity.peer_id
+        if len(config.name) > MAX_NAME_CHARS or not config.name.isprintable():
+            raise ConfigError(
+                Code.BAD_OPTION,
+                f"--name {config.name[:60]!r} is not a name others can be shown.",
+                fix=f"Choose one of at most {MAX_NAME_CHARS} printable characters.",
+            )
         self._record = PeerRecord(
             name=config.name or friendly_name(self.peer_id),
             role=config.role,
