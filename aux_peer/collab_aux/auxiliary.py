@@ -36,19 +36,23 @@ class Auxiliary(Peer):
 
     def assist(self) -> None:
         """Reduce in one round of whatever epoch the others are at, keeping nothing."""
-        tip = self.winning_tip()
+        tip = self.outlook.winning_tip(self.mine())
         if tip.epoch < 0:
             time.sleep(IDLE_S)
             self.swarm.check_alive()
             return
         self.averager.set_epoch(tip.epoch)
+
+        def is_over() -> bool:
+            return self.stop.is_set() or self.outlook.winning_tip(self.mine()).root != tip.root
+
         outcome = self.averager.round(
             RoundRequest(
                 epoch=tip.epoch,
                 parent_root=tip.root,
                 wants_average=False,
-                companions=lambda: self.companions(tip.epoch, tip.root),
-                should_stop=lambda: self.stop.is_set() or self.winning_tip().root != tip.root,
+                companions=lambda: self.outlook.companions(tip.epoch, tip.root),
+                should_stop=is_over,
                 is_patient=True,
             ),
             self.stop,
@@ -57,5 +61,5 @@ class Auxiliary(Peer):
             names = {self.swarm.name_of(peer_id): int(weight) for peer_id, weight in outcome.members.items()}
             self.events.write("assisted", epoch=tip.epoch, members=names, bytes_sent=outcome.bytes_sent)
             deadline = time.monotonic() + NEWS_S
-            while self.winning_tip().root == tip.root and time.monotonic() < deadline and not self.stop.is_set():
+            while not is_over() and time.monotonic() < deadline:
                 time.sleep(IDLE_S)

@@ -12,22 +12,18 @@ from dataclasses import dataclass
 import torch
 
 from collab_core.averaging import ExactAverager, FailAt, RoundOutcome, RoundRequest
-from collab_core.averaging.group import MAX_MEMBERS
 from collab_core.errors import StateError
+from collab_core.outlook import Outlook
 from collab_core.session import Session
 from collab_core.state.backup import read_backup, write_backup
-from collab_core.state.claims import claim, is_trusted
-from collab_core.state.history import Standing, Tip, standing, winner
+from collab_core.state.claims import is_trusted
+from collab_core.state.history import Standing, Tip, standing
 from collab_core.state.replica import Replica
 from collab_core.state.snapshot import Snapshot
-from collab_core.swarm import Peer as OtherPeer
 from collab_core.swarm.record import MAX_COUNT
 
 logger = logging.getLogger(__name__)
 
-LATECOMER_S = 10.0
-MIN_SIGN_S = 30.0  # a trainer whose record says the same for longer than this does not count as company
-SET_ASIDE_S = 10.0  # how long a history nobody could hand over is left alone
 CATCH_UP_PAUSE_S = 0.3
 MIN_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S = 0.2, 2.0  # a failed round is tried again soon, then less and less so
 NOBODY_PAUSE_S = 0.2
@@ -68,8 +64,7 @@ class Peer:
         self.outcome: RoundOutcome | None = None
         self._history_samples = 0
         self._has_state = False
-        self._set_aside: dict[str, float] = {}
-        self._last_group: frozenset[str] = frozenset()
+        self.outlook = Outlook(self.swarm, self.manifest)
         self._backed_up = -1
         self._is_waiting = False
         self._built: Snapshot | None = None
@@ -101,7 +96,8 @@ class Peer:
         else:
             self.events.write("initial_state_differs", root=snapshot.root, pinned=self.manifest.initial_root)
         self.catch_up("joining")
-        self._tell_joined(self.replica.epoch, self.root())
+        if self._snapshot is not None:  # otherwise we were stopped before we had anything
+            self._tell_joined(self.replica.epoch, self.root())
 
     def _tell_joined(self, epoch: int, root: str | None) -> None:
         swarm = self.swarm
@@ -151,7 +147,7 @@ class Peer:
     def _look_around(self) -> None:
         """Hear who is there before deciding that nobody is."""
         deadline = time.monotonic() + FIRST_LOOK_S
-        while self.swarm.config.initial_peers and not self._others() and not self.stop.is_set():
+        while self.swarm.config.initial_peers and not self.outlook.others() and not self.stop.is_set():
             if time.monotonic() > deadline:
                 break
             self.swarm.refresh()
@@ -177,7 +173,7 @@ class Peer:
             if contribution is not None and self.is_alone():
                 self.outcome = RoundOutcome(members={self.swarm.peer_id: weight})
                 return contribution.clone()
-            if not self.companions(self.replica.epoch, root):
+            if not self.outlook.companions(self.replica.epoch, root):
                 if is_idle:
                     return None
                 self._tell_waiting("nobody is there to average with")
@@ -215,7 +211,7 @@ class Peer:
     def update(self, average: torch.Tensor) -> None:
         """The same arithmetic on the same bytes, everywhere."""
         outcome = self.outcome or RoundOutcome()
-        self._last_group = outcome.group - outcome.lost.keys()
+        self.outlook.last_group = outcome.group - outcome.lost.keys()
         stats = self.replica.update(average, self.root())
         self.samples += int(outcome.members.get(self.swarm.peer_id, 0))
         self._history_samples += int(outcome.weight)
@@ -291,7 +287,8 @@ class Peer:
         """Whether we have what everyone should have."""
         if self._snapshot is None or not self._snapshot.done():
             return Standing.CURRENT
-        return standing(self._mine(), self.winning_tip(), self.replica.history)
+        mine = self.mine()
+        return standing(mine, self.outlook.winning_tip(mine), self.replica.history)
 
     def is_alone(self) -> bool:
         """No other trainer for a whole matchmaking window, and nobody else to average with now.
@@ -300,16 +297,13 @@ class Peer:
         """
         if self.swarm.config.client_mode:
             return False
-        window_s = self.settings.strategy.matchmaking_time_s
-        lonely_s = time.monotonic() - self.swarm.last_sign_of_trainers(max(MIN_SIGN_S, 3 * window_s))
-        return lonely_s >= self.settings.strategy.matchmaking_time_s and not self.companions(
-            self.replica.epoch, self.root()
-        )
+        lonely_s = time.monotonic() - self.swarm.last_sign_of_trainers
+        if lonely_s < self.settings.strategy.matchmaking_time_s:
+            return False
+        return not self.outlook.companions(self.replica.epoch, self.root())
 
-    def _others(self) -> list[OtherPeer]:
-        return [peer for peer in self.swarm.peers() if peer.record.role != "observer"]
-
-    def _mine(self) -> Tip:
+    def mine(self) -> Tip:
+        """The end of our own history."""
         if not self._has_state:
             return Tip.none(self.swarm.peer_id)
         return Tip(
@@ -320,57 +314,6 @@ class Peer:
             is_trusted=is_trusted(self.swarm.peer_id, self.swarm.record, self.manifest),
         )
 
-    def winning_tip(self) -> Tip:
-        now = time.monotonic()
-        holders = [peer for peer in self._others() if peer.record.root is not None]
-        claims = (claim(peer, self.manifest) for peer in holders)
-        tips = [
-            tip
-            for tip in claims
-            if max(self._set_aside.get(tip.root, 0.0), self._set_aside.get(tip.peer_id, 0.0)) < now
-            and (tip.epoch > 0 or tip.root == self.manifest.initial_root)
-        ]
-        mine = self._mine()
-        best = winner(tips, mine, self.settings.limits.max_samples_per_peer * MAX_MEMBERS)
-        if best is mine and mine.is_trusted:
-            # Nobody but the organiser's auxiliaries may lead us, except along our own history: it goes on without us
-            # while we restart. Whether it really is ours is checked when we have it.
-            ahead = [tip for tip in tips if tip.epoch > mine.epoch]
-            num_trainers = sum(peer.record.role == "trainer" for peer in self._others())
-            if 2 * len(ahead) < num_trainers:
-                return mine  # a few who claim to be ahead of everyone are not believed
-            return min(ahead, key=lambda tip: (-tip.epoch, -tip.samples, tip.root)) if ahead else mine
-        return best
-
-    def companions(self, epoch: int, root: str) -> list[OtherPeer]:
-        """Everyone who should meet in this round: same epoch, same root; auxiliaries without state always.
-
-        Those who were in the last round with us are just arriving, even if their records do not say so yet.
-        """
-
-        def is_expected(peer: OtherPeer) -> bool:
-            record = peer.record
-            if record.root is None:
-                return record.role == "aux" and record.phase == "serving"
-            return (record.epoch, record.root) == (epoch, root) or (
-                peer.peer_id in self._last_group and record.epoch < epoch
-            )
-
-        return [peer for peer in self._others() if is_expected(peer)]
-
-    def _latecomers(self, epoch: int, root: str) -> set[str]:
-        """Peers that just came, or are catching up: they showed life a moment ago, and not at our epoch."""
-        now = time.monotonic()
-        return {
-            peer.peer_id
-            for peer in self._others()
-            if peer.record.epoch <= epoch and peer.record.root not in (root, None) and now - peer.changed < LATECOMER_S
-        }
-
-    def _rank(self, peer: OtherPeer) -> int:
-        """Who leads first: the organiser's auxiliaries, then others. They do not train, so they answer at once."""
-        return 0 if is_trusted(peer.peer_id, peer.record, self.manifest) else 1 if peer.record.role == "aux" else 2
-
     def _request(
         self, root: str, contribution: torch.Tensor | None, weight: float, lost: frozenset[str]
     ) -> RoundRequest:
@@ -380,12 +323,12 @@ class Peer:
             parent_root=root,
             contribution=contribution,
             weight=weight,
-            companions=lambda: self.companions(epoch, root),
+            companions=lambda: self.outlook.companions(epoch, root),
             should_stop=lambda: self.stop.is_set() or self.standing() is not Standing.CURRENT,
             is_patient=self.swarm.config.role == "aux",
-            latecomers=lambda: self._latecomers(epoch, root),
-            rank=self._rank,
-            own_rank=self._rank(OtherPeer(self.swarm.peer_id, self.swarm.record, 0.0)),
+            latecomers=lambda: self.outlook.latecomers(epoch, root),
+            rank=self.outlook.rank,
+            own_rank=self.outlook.own_rank(),
             lost=lost,
         )
 
@@ -399,7 +342,8 @@ class Peer:
         """Get the state of the history that wins, if it is not ours."""
         while not self.stop.is_set():
             self.swarm.check_alive()
-            mine, best = self._mine(), self.winning_tip()
+            mine = self.mine()
+            best = self.outlook.winning_tip(mine)
             if self._has_state and standing(mine, best, self.replica.history) is Standing.CURRENT:
                 return
             if best is mine:
@@ -407,24 +351,16 @@ class Peer:
             elif self._adopt(best, reason):
                 return
             else:
-                self._put_aside(best)
+                self.outlook.put_aside(best)
             self.stop.wait(CATCH_UP_PAUSE_S)
             self.swarm.refresh()
 
-    def _put_aside(self, tip: Tip) -> None:
-        """Leave a history that nobody could hand over alone for a while, and who told us of it."""
-        now = time.monotonic()
-        self._set_aside = {who: until for who, until in self._set_aside.items() if until > now}
-        self._set_aside |= {tip.root: now + SET_ASIDE_S, tip.peer_id: now + CATCH_UP_PAUSE_S}
-
     def _adopt(self, best: Tip, reason: str) -> bool:
         self.swarm.publish(phase="joining")
-        holders = [peer for peer in self._others() if peer.record.root == best.root and peer.record.is_direct]
-        donors = sorted((peer.peer_id for peer in holders), key=lambda peer_id: peer_id != best.peer_id)
         own = self._snapshot.result() if self._snapshot is not None else self._built
         assert own is not None
         start = time.monotonic()
-        fetched = self.exchange.fetch_state(best.root, donors, own, self._on_bad_donor, self.stop)
+        fetched = self.exchange.fetch_state(best.root, self.outlook.donors(best), own, self._on_bad_donor, self.stop)
         if fetched is None:
             return False
         floating = (tensor for tensor in fetched.tensors.values() if tensor.is_floating_point())
@@ -434,7 +370,7 @@ class Peer:
         if int(fetched.tensors["run/epoch"].item()) != best.epoch:
             self._on_bad_donor(best.peer_id, "claims another epoch than its state has")
             return False
-        mine = self._mine()
+        mine = self.mine()
         if mine.is_trusted and not best.is_trusted and fetched.history.get(mine.epoch) != mine.root:
             self._on_bad_donor(best.peer_id, "is ahead of the organiser's auxiliary on another history")
             return False
@@ -442,7 +378,7 @@ class Peer:
         self.replica.load(fetched.tensors, fetched.history)
         self._history_samples = min(best.samples, MAX_COUNT)
         self._has_state = True
-        self._last_group = frozenset()
+        self.outlook.last_group = frozenset()
         self._keep(self.replica.freeze())
         self._epoch_started = time.monotonic()
         self.events.write(

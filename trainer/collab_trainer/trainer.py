@@ -116,7 +116,7 @@ class Trainer(Peer):
         if num_samples == 0:
             return False
         epoch, root = self.replica.epoch, self.root()
-        records = [peer.record for peer in self.companions(epoch, root) if peer.record.role == "trainer"]
+        records = [peer.record for peer in self.outlook.companions(epoch, root) if peer.record.role == "trainer"]
         others = [record for record in records if record.root == root]  # the rest still tell of the last epoch
         cap = self.settings.limits.max_samples_per_peer
         collected = num_samples + sum(min(record.epoch_samples, cap) for record in others)

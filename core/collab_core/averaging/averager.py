@@ -21,7 +21,7 @@ from collab_core.averaging.group import MAX_LOST, Group, Member, leader_order, r
 from collab_core.averaging.matchmaking import Behind, Call, Matchmaking, NoGroup
 from collab_core.averaging.reduction import Reduction, RoundFailed
 from collab_core.run.settings import RunSettings
-from collab_core.swarm.swarm import Peer, Swarm
+from collab_core.swarm import Peer, Swarm
 
 LEAVING_GRACE_S = 4.0  # Ctrl-C in the middle of a round: finish it if that is quick
 STOP_POLL_S = 0.25

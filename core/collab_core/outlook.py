@@ -1,0 +1,93 @@
+"""What the others have, seen from here: who holds which state, whom to meet, whom to wait for, who leads."""
+
+from __future__ import annotations
+
+import time
+
+from collab_core.averaging.group import MAX_MEMBERS
+from collab_core.run.manifest import Manifest
+from collab_core.state.claims import claim, is_trusted
+from collab_core.state.history import Tip, winner
+from collab_core.swarm import Peer, Swarm
+
+LATECOMER_S = 10.0
+SET_ASIDE_S = 10.0  # how long a history nobody could hand over is left alone
+SET_ASIDE_PEER_S = 0.5  # and whoever told us of it: it may already hold the next one
+
+
+class Outlook:
+    """Everybody's records, put to use. It reads the swarm and changes nothing."""
+
+    def __init__(self, swarm: Swarm, manifest: Manifest) -> None:
+        self._swarm, self._manifest = swarm, manifest
+        self._set_aside: dict[str, float] = {}
+        self.last_group: frozenset[str] = frozenset()
+        """Who was in our last round."""
+
+    def others(self) -> list[Peer]:
+        """Everyone else who takes part."""
+        return [peer for peer in self._swarm.peers() if peer.record.role != "observer"]
+
+    def winning_tip(self, mine: Tip) -> Tip:
+        """The state everyone should have; ours, if nobody's wins over it."""
+        now = time.monotonic()
+        claims = [claim(peer, self._manifest) for peer in self.others() if peer.record.root is not None]
+        tips = [
+            tip
+            for tip in claims
+            if max(self._set_aside.get(tip.root, 0.0), self._set_aside.get(tip.peer_id, 0.0)) < now
+            and (tip.epoch > 0 or tip.root == self._manifest.initial_root)
+        ]
+        best = winner(tips, mine, self._manifest.settings.limits.max_samples_per_peer * MAX_MEMBERS)
+        if best is not mine or not mine.is_trusted:
+            return best
+        # Nobody but the organiser's auxiliaries may lead us, except along our own history: it goes on without us while
+        # we restart. A few who claim to be ahead of everyone are not believed; whether it really is our history is
+        # checked when we have it.
+        ahead = [tip for tip in tips if tip.epoch > mine.epoch]
+        num_trainers = sum(peer.record.role == "trainer" for peer in self.others())
+        if not ahead or 2 * len(ahead) < num_trainers:
+            return mine
+        return min(ahead, key=lambda tip: (-tip.epoch, -tip.samples, tip.root))
+
+    def put_aside(self, tip: Tip) -> None:
+        """Leave a history that nobody could hand over alone for a while."""
+        now = time.monotonic()
+        self._set_aside = {who: until for who, until in self._set_aside.items() if until > now}
+        self._set_aside |= {tip.root: now + SET_ASIDE_S, tip.peer_id: now + SET_ASIDE_PEER_S}
+
+    def donors(self, tip: Tip) -> list[str]:
+        """Peers to fetch a state from: the one that told us of it first."""
+        holders = [peer for peer in self.others() if peer.record.root == tip.root and peer.record.is_direct]
+        return sorted((peer.peer_id for peer in holders), key=lambda peer_id: peer_id != tip.peer_id)
+
+    def companions(self, epoch: int, root: str) -> list[Peer]:
+        """Everyone who should meet in this round: same epoch, same root; auxiliaries without state always.
+
+        Those who were in the last round with us are just arriving, even if their records do not say so yet.
+        """
+
+        def is_expected(peer: Peer) -> bool:
+            record = peer.record
+            if record.root is None:
+                return record.role == "aux" and record.phase == "serving"
+            is_arriving = peer.peer_id in self.last_group and record.epoch < epoch
+            return (record.epoch, record.root) == (epoch, root) or is_arriving
+
+        return [peer for peer in self.others() if is_expected(peer)]
+
+    def latecomers(self, epoch: int, root: str) -> set[str]:
+        """Peers that just came, or are catching up: they showed life a moment ago, and not at our epoch."""
+        now = time.monotonic()
+        return {
+            peer.peer_id
+            for peer in self.others()
+            if peer.record.epoch <= epoch and peer.record.root not in (root, None) and now - peer.changed < LATECOMER_S
+        }
+
+    def rank(self, peer: Peer) -> int:
+        """Who leads first: the organiser's auxiliaries, then others. They do not train, so they answer at once."""
+        return 0 if is_trusted(peer.peer_id, peer.record, self._manifest) else 1 if peer.record.role == "aux" else 2
+
+    def own_rank(self) -> int:
+        return self.rank(Peer(self._swarm.peer_id, self._swarm.record, 0.0))
