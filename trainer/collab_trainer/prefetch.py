@@ -40,6 +40,7 @@ class Batches:
                         continue
                 if self._stop.is_set():
                     return
+            self._queue.put(RuntimeError("the task's batches came to an end, but they must be endless"))
         except Exception as error:  # noqa: BLE001 - it belongs to the trainer's thread, which raises it
             self._queue.put(error)
 

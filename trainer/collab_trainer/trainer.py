@@ -90,6 +90,7 @@ class Trainer(Peer):
 
     def work(self) -> Work | None:
         """Collect gradients until the swarm has enough samples; None if it went on without us."""
+        self.swarm.publish(phase="working", epoch_samples=0)
         self.replica.layout.write(self.model, self.replica.values)
         self.model.train()
         self.model.zero_grad(set_to_none=True)

@@ -39,7 +39,7 @@ def _remove_stale_sockets() -> None:
             os.kill(int(owner), 0)
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
-        except (PermissionError, ValueError):
+        except (PermissionError, ValueError, OverflowError):
             continue
 
 
