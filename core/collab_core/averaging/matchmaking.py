@@ -104,6 +104,9 @@ class Matchmaking:
         """The group for this call. Raises NoGroup or Behind."""
         assert self._call is None, "one round at a time"
         self._call = call
+        for follower in list(self._followers.values()):
+            if follower.member.epoch == call.me.epoch and follower.key != call.key:  # same epoch, another history
+                self._answer(follower, averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY))
         tried = set(self._unfit.get(call.key, ()))
         try:
             while not call.should_stop():
