@@ -83,6 +83,7 @@ class Matchmaking:
         self._call: Call | None = None
         self._leader: str | None = None
         self._is_leading = False
+        self._ask_again_until = 0.0
         self._running: bytes | None = None
         self._followers: dict[str, Follower] = {}
         self._unfit: dict[bytes, set[str]] = {}
@@ -108,6 +109,7 @@ class Matchmaking:
             if follower.member.epoch == call.me.epoch and follower.key != call.key:  # same epoch, another history
                 self._answer(follower, averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY))
         tried = set(self._unfit.get(call.key, ()))
+        self._ask_again_until = asyncio.get_running_loop().time() + self._window_s
         try:
             while not call.should_stop():
                 leader = self._better_leader(call, tried)
@@ -152,7 +154,7 @@ class Matchmaking:
             schema_hash=call.key, gather=call.me.to_bytes(), client_mode=not call.me.can_reduce
         )
         stream = None
-        suggested = self._me
+        suggested, is_following = self._me, False
         loop = asyncio.get_running_loop()
         latest = loop.time() + 2 * self._window_s + 2 * ANSWER_TIMEOUT_S  # whatever the leader says in between
         try:
@@ -173,6 +175,7 @@ class Matchmaking:
                 if message.code == averaging_pb2.BAD_SCHEMA_HASH:
                     raise Behind
                 raise NoGroup(f"refused by {leader}")
+            is_following = message.code == averaging_pb2.NOT_A_LEADER
             suggested = PeerID(message.suggested_leader).to_base58() if message.suggested_leader else self._me
         except (Behind, NoGroup):
             raise
@@ -185,6 +188,9 @@ class Matchmaking:
                 with contextlib.suppress(RuntimeError):  # it is busy being cancelled, and closes by itself
                     await stream.aclose()
         if suggested in tried or suggested == self._me or suggested not in call.leaders():
+            if is_following and loop.time() < self._ask_again_until:
+                tried.discard(leader)  # it follows somebody who does not lead us; it may soon lead itself
+                await asyncio.sleep(POLL_S)
             return None
         tried.add(suggested)
         return await self._follow(suggested, call, tried)
