@@ -44,6 +44,14 @@ class ToyPeer:
     def others(self) -> list[Peer]:
         return self.swarm.peers()
 
+    def insist(self, values: torch.Tensor | None, weight: float, *, attempts: int = 3, **changes: Any) -> RoundOutcome:
+        """As `Peer.average` does: a round that found no group is tried again."""
+        for _ in range(attempts):
+            outcome = self.round(values, weight, **changes)
+            if outcome.average is not None:
+                break
+        return outcome
+
     def round(self, values: torch.Tensor | None, weight: float, **changes: Any) -> RoundOutcome:
         request = {
             "epoch": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,10 @@ def test_peers_elsewhere_in_history_are_not_averaged_in(toys: ToySwarm) -> None:
     first, second, third = vectors(3)
     # everyone believes to be expected by everyone, but the third stands on another root
     here = [toys.peers[0], toys.peers[1]]
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(3) as pool:
         futures = [
-            pool.submit(toys.peers[0].round, first, 1.0),
-            pool.submit(toys.peers[1].round, second, 1.0),
+            pool.submit(toys.peers[0].insist, first, 1.0),
+            pool.submit(toys.peers[1].insist, second, 1.0),
             pool.submit(toys.peers[2].round, third, 1.0, parent_root="ff" * 32),
         ]
         outcomes = [future.result(timeout=60) for future in futures]
@@ -198,6 +197,8 @@ def test_the_round_waits_for_the_slow_but_not_for_ever(toys: ToySwarm) -> None:
         toys.add()
     toys.meet()
     first, second, _ = vectors(3)
-    outcomes = toys.rounds((first, 1.0), (second, 1.0), None)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(toys.peers[index].insist, (first, second)[index], 1.0) for index in range(2)]
+        outcomes = [future.result(timeout=60) for future in futures]
     assert same_bits([outcome.average for outcome in outcomes])
     assert all(outcome.matchmaking_s < 20 for outcome in outcomes)

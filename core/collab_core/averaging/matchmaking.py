@@ -109,7 +109,7 @@ class Matchmaking:
             if follower.member.epoch == call.me.epoch and follower.key != call.key:  # same epoch, another history
                 self._answer(follower, averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_GROUP_KEY))
         tried = set(self._unfit.get(call.key, ()))
-        self._ask_again_until = asyncio.get_running_loop().time() + self._window_s
+        self._ask_again_until = asyncio.get_running_loop().time() + 2 * self._window_s + ANSWER_TIMEOUT_S
         try:
             while not call.should_stop():
                 leader = self._better_leader(call, tried)
