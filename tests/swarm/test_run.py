@@ -153,7 +153,10 @@ def test_client_mode_trainers_survive_a_restart_of_their_only_auxiliary(
 
 def test_an_auxiliary_that_only_reduces_holds_no_state(swarm: SwarmOfProcesses, tmp_path: Path) -> None:
     aux = swarm.aux(write_run(tmp_path), "aux", "--no-as-active-peer")
-    trainers = [swarm.trainer("first", "--client-mode"), swarm.trainer("second")]
+    # a client-mode trainer cannot serve its state and this auxiliary has none, so one that can serve comes first
+    trainers = [swarm.trainer("first")]
+    trainers[0].wait_for_epoch(1)
+    trainers.append(swarm.trainer("second", "--client-mode"))
     for peer in trainers:
         peer.wait_for_epoch(4)
     assert aux.wait_for("assisted")["bytes_sent"] > 0
