@@ -35,6 +35,7 @@ class Code(Enum):
     BAD_TASK_OPTION = (402, "An option of the task is not allowed")
     NO_DEVICE = (403, "The requested device is not available")
     UNSUPPORTED_MODEL = (404, "The model cannot be kept identical on every peer")
+    NO_DATA = (405, "The data cannot be read, or has no sample in it")
     INTERNAL = (500, "Something went wrong inside Collab")
     PEER_FAILED = (501, "A peer of the demo failed")
 

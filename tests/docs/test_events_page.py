@@ -47,7 +47,7 @@ def written() -> dict[str, Written]:
 
 
 def _writes_event(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and re.search(r"(^|\.)events\.write$", ast.unparse(node.func)) is not None
+    return isinstance(node, ast.Call) and re.search(r"(^|[._])events\.write$", ast.unparse(node.func)) is not None
 
 
 def _kinds(call: ast.Call, function: ast.FunctionDef) -> list[str]:

@@ -37,7 +37,7 @@ def test_every_line_has_one_derivation(corpus: Corpus) -> None:
 
 @pytest.mark.parametrize("held_out", [False, True])
 def test_streams_and_windows_show_only_their_own_part(corpus: Corpus, held_out: bool) -> None:
-    windows = next(corpus.windows(5, batch_size=200, sequence_length=128, held_out=held_out))
+    windows = corpus.windows(5, 0, count=200, sequence_length=128, held_out=held_out)
     shown = [*islice(corpus.stream(5, held_out), 2000), *lines_of(windows)]
     assert {is_held_out(line) for line in shown} == {held_out}
 
@@ -63,13 +63,13 @@ def test_the_rates_are_ordered_by_how_much_they_presume(corpus: Corpus) -> None:
 
 def test_ideal_loss_nears_the_entropy_rate_as_windows_grow(corpus: Corpus) -> None:
     def ideal_loss(sequence_length: int) -> float:
-        return corpus.train.ideal_loss(next(corpus.windows(1, batch_size=64, sequence_length=sequence_length)))
+        return corpus.train.ideal_loss(corpus.windows(1, 0, count=64, sequence_length=sequence_length))
 
     assert ideal_loss(8192) == pytest.approx(corpus.train.entropy_rate, rel=0.01)
 
 
 def test_ideal_loss_is_the_mean_over_bytes_of_their_conditional_surprise(corpus: Corpus) -> None:
-    window = next(corpus.windows(2, batch_size=1, sequence_length=40))
+    window = corpus.windows(2, 0, count=1, sequence_length=40)
     text = window[0].astype(np.uint8).tobytes()
     surprises = []
     for i in range(1, len(text)):
@@ -85,7 +85,7 @@ def test_a_seed_repeats_its_stream_and_another_seed_has_another(corpus: Corpus) 
 
 
 def test_windows_start_at_the_beginning_of_a_line_and_hold_whole_lines_until_cut(corpus: Corpus) -> None:
-    windows = next(corpus.windows(3, batch_size=64, sequence_length=128))
+    windows = corpus.windows(3, 0, count=64, sequence_length=128)
     assert windows.shape == (64, 129)
     assert windows.dtype == np.int64
     known = {*corpus.train.sums, *corpus.train.sentences}
@@ -97,7 +97,7 @@ def test_windows_start_at_the_beginning_of_a_line_and_hold_whole_lines_until_cut
 
 def test_windows_are_filled_even_when_every_line_is_short(corpus: Corpus) -> None:
     for length in (1, 5, 6, 1000):
-        assert next(corpus.windows(0, batch_size=300, sequence_length=length)).min() >= ord("\n")
+        assert corpus.windows(0, 0, count=300, sequence_length=length).min() >= ord("\n")
 
 
 def test_sums_are_right(corpus: Corpus) -> None:

@@ -77,13 +77,15 @@ def test_embeddings_stay_tied_and_the_model_has_no_buffers() -> None:
     assert not list(model.buffers())
 
 
-def test_batches_have_one_byte_more_than_the_sequence_and_differ_per_seed() -> None:
+def test_samples_have_one_byte_more_than_the_sequence_and_differ_per_seed_and_block() -> None:
     task = make_task(**SMALL)
-    first, again, other = (next(task.batches(seed=seed, batch_size=3)) for seed in (1, 1, 2))
-    assert first.shape == (3, 65)
+    first, again, other = (task.samples(next(task.blocks(seed=seed, position=None)))["tokens"] for seed in (1, 1, 2))
+    second = task.samples(next(task.blocks(seed=1, position={"next": 1})))["tokens"]
+    assert first.shape[1] == 65
     assert first.dtype == torch.int64
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+    assert not torch.equal(first, second)
 
 
 def test_evaluation_is_repeatable_and_leaves_no_trace() -> None:
@@ -101,10 +103,11 @@ def test_the_loss_starts_near_chance_and_falls_clearly() -> None:
     model = task.build_model()
     assert task.evaluate(model) == pytest.approx(math.log(256), abs=0.4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
-    batches = task.batches(seed=1, batch_size=32)
+    blocks = task.blocks(seed=1, position=None)
+    batches = (batch for block in iter(lambda: next(blocks), None) for batch in task.samples(block)["tokens"].split(32))
     for _ in range(60):
         optimizer.zero_grad()
-        task.loss(model, next(batches)).backward()
+        task.loss(model, {"tokens": next(batches)}).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     assert task.floor is not None

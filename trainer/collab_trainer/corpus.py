@@ -21,6 +21,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -62,6 +63,13 @@ class Lines:
             share * (bisect_left(lines, prefix + b"\xff") - bisect_left(lines, prefix)) / len(lines)
             for share, lines in ((SUM_PROBABILITY, self.sums), (1 - SUM_PROBABILITY, self.sentences))
         )
+
+    @cached_property
+    def table(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The bytes of the sums, then of the sentences, one row each, padded with 0; and how many bytes each has."""
+        text = [*self.sums, *self.sentences]
+        num_bytes = np.array([len(line) for line in text])
+        return np.array(text, dtype=np.bytes_).view(np.uint8).reshape(len(text), -1), num_bytes
 
     @property
     def entropy_rate(self) -> float:
@@ -125,29 +133,25 @@ class Corpus:
             yield from (table[i] for i in _draw(bits, lines, 256))
 
     def windows(
-        self, peer_seed: int, *, batch_size: int, sequence_length: int, held_out: bool = False
-    ) -> Iterator[Windows]:
-        """Endless batches of `batch_size` windows of `sequence_length + 1` bytes.
+        self, peer_seed: int, block: int, *, count: int, sequence_length: int, held_out: bool = False
+    ) -> Windows:
+        """`count` windows of `sequence_length + 1` bytes; every peer seed and every block number gives others.
 
         Each window starts at the beginning of a line, is filled with the lines that follow and cut at the end.
         """
         lines = self.held_out if held_out else self.train
-        text = [*lines.sums, *lines.sentences]
-        num_bytes = np.array([len(line) for line in text])
-        table = np.array(text, dtype=np.bytes_).view(np.uint8).reshape(len(text), -1)  # one row per line, padded with 0
-        is_text = np.arange(table.shape[1]) < num_bytes[:, None]
+        table, num_bytes = lines.table
         size = sequence_length + 1
         lines_per_window = -(-size // int(num_bytes.min()))  # enough, however short the lines drawn
-        bits = self._bits(peer_seed, held_out)
-        while True:
-            drawn = _draw(bits, lines, batch_size * lines_per_window)
-            joined = table[drawn][is_text[drawn]]
-            window_bytes = num_bytes[drawn].reshape(batch_size, lines_per_window).sum(axis=1)
-            starts = np.cumsum(window_bytes) - window_bytes
-            yield joined[starts[:, None] + np.arange(size)].astype(np.int64)
+        drawn = _draw(self._bits(peer_seed, held_out, block), lines, count * lines_per_window)
+        joined = table[drawn][np.arange(table.shape[1]) < num_bytes[drawn, None]]
+        window_bytes = num_bytes[drawn].reshape(count, lines_per_window).sum(axis=1)
+        starts = np.cumsum(window_bytes) - window_bytes
+        windows: Windows = joined[starts[:, None] + np.arange(size)].astype(np.int64)
+        return windows
 
-    def _bits(self, peer_seed: int, held_out: bool) -> np.random.PCG64:
-        return np.random.PCG64([self.seed, peer_seed, int(held_out)])
+    def _bits(self, peer_seed: int, held_out: bool, *block: int) -> np.random.PCG64:
+        return np.random.PCG64([self.seed, peer_seed, int(held_out), *block])
 
 
 def is_held_out(line: bytes) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from pydantic import ValidationError
@@ -14,10 +14,44 @@ from collab_core.run.settings import Section, TaskSettings
 
 TASK_NAMES = ("tiny-gpt",)
 
-Batch: TypeAlias = torch.Tensor
-"""Samples, one per row. Token tasks: int64 [batch, sequence + 1], where each token predicts the next."""
+Batch: TypeAlias = dict[str, torch.Tensor]
+"""Samples, one per row: tensors with the same first dimension. Names are between a task's `samples` and its `loss`."""
 
 Options = TypeVar("Options", bound=Section)
+
+
+class Blocks(Protocol):
+    """A peer's own endless stream of raw data. One thread at a time asks for the next block, so it should be quick."""
+
+    def __next__(self) -> Any:
+        """Data that this stream has not given before, in whatever form the task's `samples` takes."""
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where to go on after what was given so far; plain values that JSON keeps."""
+
+
+class Block(NamedTuple):
+    """A block of generated data: nothing but what it is generated from."""
+
+    seed: int
+    number: int
+
+
+class NumberedBlocks:
+    """Blocks for tasks whose data can be made, or found, from a number: 0, 1, 2, …"""
+
+    def __init__(self, seed: int, position: Mapping[str, Any] | None) -> None:
+        self._seed = seed
+        self._next = int(position["next"]) if position else 0
+
+    def __next__(self) -> Block:
+        self._next += 1
+        return Block(self._seed, self._next - 1)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {"next": self._next}
 
 
 class Task(Protocol):
@@ -30,8 +64,11 @@ class Task(Protocol):
     def build_model(self) -> torch.nn.Module:
         """A new model on the CPU, initialised from the run's seed: the same bytes on every machine."""
 
-    def batches(self, *, seed: int, batch_size: int) -> Iterator[Batch]:
-        """Endless training batches, others for another seed."""
+    def blocks(self, *, seed: int, position: Mapping[str, Any] | None) -> Blocks:
+        """The training data of the peer with this seed, from a position that its blocks had, or from the start."""
+
+    def samples(self, block: Any) -> Batch:
+        """Training samples from one block, any number of them. Called by several threads at once: keep no state."""
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """The mean over the samples of the batch, on the model's device."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,12 +13,13 @@ from pydantic import Field, model_validator
 
 from collab_core.run.settings import Section
 from collab_trainer.corpus import Corpus
-from collab_trainer.task import Batch
+from collab_trainer.task import Batch, Block, NumberedBlocks
 
 VOCABULARY = 256
 POSITION_STD = 0.02
 EVALUATION_WINDOWS = 64
-EVALUATION_SEED = 0
+EVALUATION_BLOCK = Block(seed=0, number=0)
+BLOCK_WINDOWS = 512
 SAMPLE_SEED = 0
 SAMPLE_TEMPERATURE = 0.7
 SAMPLE_PROMPTS = ((b"the ", 112), (b"1", 48))
@@ -63,7 +64,7 @@ class TinyGPT:
     @cached_property
     def floor(self) -> float:
         """What a perfect model of the whole grammar would score in `evaluate`: exact, see `collab_trainer.corpus`."""
-        return self.corpus.whole.ideal_loss(self._evaluation_batch.numpy())
+        return self.corpus.whole.ideal_loss(self._evaluation_batch["tokens"].numpy())
 
     def build_model(self) -> torch.nn.Module:
         """A GPT2LMHeadModel. It has no buffers, so its parameters are all of its state."""
@@ -89,14 +90,16 @@ class TinyGPT:
         fill_parameters(model, seed=self.seed, options=self.options)
         return model
 
-    def batches(self, *, seed: int, batch_size: int) -> Iterator[Batch]:
-        windows = self.corpus.windows(seed, batch_size=batch_size, sequence_length=self.options.sequence_length)
-        return map(torch.from_numpy, windows)
+    def blocks(self, *, seed: int, position: Mapping[str, Any] | None) -> NumberedBlocks:
+        return NumberedBlocks(seed, position)
+
+    def samples(self, block: Block) -> Batch:
+        return {"tokens": self._windows(block, BLOCK_WINDOWS)}
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        batch = batch.to(_device(model))
-        logits = model(input_ids=batch[:, :-1]).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        tokens = batch["tokens"].to(_device(model))
+        logits = model(input_ids=tokens[:, :-1]).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def evaluate(self, model: torch.nn.Module) -> float:
         was_training = model.training
@@ -129,13 +132,11 @@ class TinyGPT:
 
     @cached_property
     def _evaluation_batch(self) -> Batch:
-        windows = self.corpus.windows(
-            EVALUATION_SEED,
-            batch_size=EVALUATION_WINDOWS,
-            sequence_length=self.options.sequence_length,
-            held_out=True,
-        )
-        return torch.from_numpy(next(windows))
+        return {"tokens": self._windows(EVALUATION_BLOCK, EVALUATION_WINDOWS, held_out=True)}
+
+    def _windows(self, block: Block, count: int, *, held_out: bool = False) -> torch.Tensor:
+        length = self.options.sequence_length
+        return torch.from_numpy(self.corpus.windows(*block, count=count, sequence_length=length, held_out=held_out))
 
 
 def fill_parameters(model: torch.nn.Module, *, seed: int, options: TinyGPTOptions) -> None:

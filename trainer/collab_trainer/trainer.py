@@ -12,8 +12,9 @@ from collab_core.errors import Code, ConfigError, TaskError
 from collab_core.peer import Peer, PeerConfig
 from collab_core.state.history import Standing
 from collab_core.state.layout import floating_buffers
+from collab_trainer.batches import Batches
+from collab_trainer.data_journal import DataJournal
 from collab_trainer.device import autocast
-from collab_trainer.prefetch import Batches, peer_seed
 from collab_trainer.task import Task
 
 RATE_SMOOTHING = 0.2
@@ -66,9 +67,9 @@ class Trainer(Peer):
 
     def run(self) -> None:
         """Take part until stopped, or until the run is over; `enter` comes first."""
-        seed = peer_seed(self.swarm.peer_id, self.replica.epoch)
+        journal = DataJournal(self.folder.data, self.manifest.run_id, self.events)
         config = self.config
-        self.batches = Batches(self.task, seed=seed, batch_size=config.batch_size, num_workers=config.num_workers)
+        self.batches = Batches(self.task, journal, batch_size=config.batch_size, num_workers=config.num_workers)
         try:
             while not self.stop.is_set() and not self.is_done():
                 self.run_epoch()
@@ -100,12 +101,12 @@ class Trainer(Peer):
                 return None
             started = time.monotonic()
             for _ in range(self.config.accumulate_batches):
-                batch = next(self.batches).to(self.device)
+                batch = {name: rows.to(self.device) for name, rows in next(self.batches).items()}
                 with autocast(self.device):
                     loss = self.task.loss(self.model, batch)
-                (loss * len(batch)).backward()  # type: ignore[no-untyped-call]
-                num_samples += len(batch)
-                loss_sum += float(loss.detach()) * len(batch)
+                (loss * self.config.batch_size).backward()  # type: ignore[no-untyped-call]
+                num_samples += self.config.batch_size
+                loss_sum += float(loss.detach()) * self.config.batch_size
             self._report(num_samples, loss_sum / num_samples, time.monotonic() - started)
         return self._collect(num_samples, loss_sum)
 

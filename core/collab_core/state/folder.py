@@ -1,4 +1,4 @@
-"""A peer's folder on disk: identity, port, met peers, events, backup. One living peer per folder."""
+"""A peer's folder on disk: identity, port, met peers, events, place in the data, backup. One living peer per folder."""
 
 from __future__ import annotations
 
@@ -72,6 +72,10 @@ class StateFolder:
     @property
     def backup(self) -> Path:
         return self.path / "backup.collab"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data.json"
 
     @property
     def manifest(self) -> Path:

@@ -1,0 +1,92 @@
+"""Batches for the training loop: blocks taken one by one, turned into samples by workers, each used once.
+
+Where a peer stands in its data is on disk before the data is used. So after any end, kill -9 included, it goes on with
+data it has not seen: at most the blocks in flight are skipped, none comes twice, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import torch
+
+from collab_core.errors import Code, TaskError
+from collab_trainer.data_journal import DataJournal
+from collab_trainer.task import Batch, Task
+
+MAX_EMPTY_BLOCKS = 1000  # in a row; then the data has nothing for us
+POLL_S = 0.2
+
+
+class Batches:
+    """Endless batches of `batch_size` samples; with workers, made in the background."""
+
+    def __init__(self, task: Task, journal: DataJournal, *, batch_size: int, num_workers: int) -> None:
+        self._task, self._journal, self._batch_size = task, journal, batch_size
+        self._blocks = task.blocks(seed=journal.seed, position=journal.position)
+        self._taking = threading.Lock()
+        self._rows: Batch = {}
+        self._stop = threading.Event()
+        self._queue: queue.Queue[Batch | Exception] | None = None
+        if num_workers:
+            self._queue = queue.Queue(maxsize=num_workers)
+        for worker in range(num_workers):
+            threading.Thread(target=self._work, name=f"collab-data-{worker}", daemon=True).start()
+
+    def __next__(self) -> Batch:
+        num_empty = 0
+        while (num_rows := num_samples(self._rows)) < self._batch_size:
+            more = self._next_samples()
+            num_empty = 0 if num_samples(more) else num_empty + 1
+            if num_empty > MAX_EMPTY_BLOCKS:
+                raise TaskError(
+                    Code.NO_DATA,
+                    f"The task's data gave no sample in {MAX_EMPTY_BLOCKS} blocks.",
+                    fix="Look at the data: is there any, and is it long enough for one sample?",
+                )
+            self._rows = {name: torch.cat([self._rows[name], more[name]]) for name in more} if num_rows else more
+        batch = {name: rows[: self._batch_size] for name, rows in self._rows.items()}
+        self._rows = {name: rows[self._batch_size :] for name, rows in self._rows.items()}
+        return batch
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def _next_samples(self) -> Batch:
+        if self._queue is None:
+            return self._make()
+        made = self._queue.get()
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def _make(self) -> Batch:
+        with self._taking:
+            block = next(self._blocks)
+            self._journal.write(self._blocks.position)
+        return self._task.samples(block)
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            try:
+                made: Batch | Exception = self._make()
+            except Exception as error:  # noqa: BLE001 - it belongs to the trainer's thread, which raises it
+                made = error
+            self._hand_over(made)
+            if isinstance(made, Exception):
+                return
+
+    def _hand_over(self, made: Batch | Exception) -> None:
+        assert self._queue is not None
+        while not self._stop.is_set():
+            try:
+                self._queue.put(made, timeout=POLL_S)
+                return
+            except queue.Full:
+                continue
+
+
+def num_samples(batch: Batch) -> int:
+    """How many rows a batch has."""
+    return len(next(iter(batch.values()))) if batch else 0
