@@ -1,31 +1,31 @@
-"""`python -m benchmarks [SUITE]`: prints a table and writes JSON beside it."""
+"""Measure one suite: prints a table, writes JSON and a plot. Repetitions already in the JSON are not measured again."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import averaging
+from benchmarks import averaging, round_trip
+from benchmarks.record import Record
 
-SUITES = {"averaging": averaging.run}
+SUITES = {"averaging": averaging, "round": round_trip}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suite", nargs="?", default="averaging", choices=sorted(SUITES))
-    parser.add_argument("--output", type=Path, default=Path("build/benchmarks"), help="folder for the JSON")
+    parser.add_argument("suite", nargs="*", choices=[[], *sorted(SUITES)], help="default: all")
+    parser.add_argument("--output", type=Path, default=Path("build/benchmarks"), help="folder for JSON and plots")
+    parser.add_argument("--repeats", type=int, default=5, help="how often every arm is measured")
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     arguments = parser.parse_args()
-    versions = {name: version(name) for name in ("collab-train", "hivemind", "torch", "numpy")}
-    machine = f"{platform.machine()}, Python {platform.python_version()}"
-    print(f"{arguments.suite} on {machine}; " + ", ".join(f"{name} {number}" for name, number in versions.items()))
-    result = SUITES[arguments.suite]()
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    path = arguments.output / f"{arguments.suite}.json"
-    path.write_text(json.dumps({"machine": machine, "versions": versions, **result}, indent=2))
-    print(f"written to {path}")
+    for name in arguments.suite or sorted(SUITES):
+        record = Record.open(arguments.output / f"{name}.json", is_fresh=arguments.fresh)
+        print(f"\n{name}: {record.describe()}")
+        suite = SUITES[name]
+        suite.measure(record, num_repeats=arguments.repeats)
+        print(f"\n{suite.table(record)}")
+        suite.plot(record, arguments.output / f"{name}.svg")
+        print(f"\nWritten: {record.path} and {arguments.output / name}.svg")
 
 
 main()

@@ -213,6 +213,7 @@ class Peer:
         outcome = self.outcome or RoundOutcome()
         self.outlook.last_group = outcome.group - outcome.lost.keys()
         stats = self.replica.update(average, self.root())
+        self.averager.give_back(average)
         self.samples += int(outcome.members.get(self.swarm.peer_id, 0))
         self._history_samples += int(outcome.weight)
         if not stats.is_finite:

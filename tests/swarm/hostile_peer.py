@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-from hivemind.proto import averaging_pb2, runtime_pb2
 
 from collab_cli.app import main
 from collab_core.averaging.reduction import Reduction
+from collab_core.averaging.wire import Frame
 from collab_trainer.trainer import Trainer
 
 LIE = os.environ["HOSTILE"]
 
 
-async def send_lies(self: Reduction, parts: list[Any]) -> AsyncIterator[Any]:
+async def send_lies(self: Reduction, parts: list[Any]) -> AsyncIterator[Frame]:
     async for honest in honest_outgoing(self, parts):
-        if not honest.tensor_part.buffer:
-            yield honest
-            continue
-        values = torch.full((len(honest.tensor_part.buffer) // 2,), float("nan"), dtype=torch.float16)
-        buffer = values.numpy().tobytes() if LIE == "nan" else honest.tensor_part.buffer + b"\0\0"
-        yield averaging_pb2.AveragingData(tensor_part=runtime_pb2.Tensor(buffer=buffer), weight=honest.weight)
+        values = torch.full((len(honest.payload) // 2,), float("nan"), dtype=torch.float16)
+        payload = bytearray(values.numpy().tobytes()) if LIE == "nan" else honest.payload + b"\0\0"
+        yield replace(honest, payload=payload)
 
 
 def average_with_huge_weight(self: Trainer, contribution: Any, weight: float) -> Any:

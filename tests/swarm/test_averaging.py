@@ -5,15 +5,16 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hivemind.proto import averaging_pb2, runtime_pb2
 
 from collab_core.averaging import averager as averager_module
 from collab_core.averaging.reduction import Reduction
+from collab_core.averaging.wire import Frame, Kind
 from swarm.in_process import ToySwarm
 
 NUM_VALUES = 300_001  # several parts per reducer, and an odd size
@@ -73,10 +74,10 @@ def hostile(message: Any) -> type:
     """An averager that sends something wrong. The class keeps its name: it is part of the RPC's name."""
 
     class Liar(Reduction):
-        async def _outgoing(self, parts: list[Any]) -> AsyncIterator[Any]:
+        async def _outgoing(self, parts: list[Any]) -> AsyncIterator[Frame]:
             index = 0
             async for honest in super()._outgoing(parts):
-                yield honest if index == 0 else message(honest, index - 1)
+                yield message(honest, index)
                 index += 1
 
     class ExactAverager(averager_module.ExactAverager):
@@ -88,25 +89,27 @@ def hostile(message: Any) -> type:
     return ExactAverager
 
 
-def with_nan(honest: Any, index: int) -> Any:
-    buffer = bytearray(honest.tensor_part.buffer)
+def with_nan(honest: Frame, index: int) -> Frame:
+    payload = bytearray(honest.payload)
     if index == 0:
-        struct.pack_into("<f", buffer, 400, float("nan"))
-    tensor = runtime_pb2.Tensor(buffer=bytes(buffer))
-    return averaging_pb2.AveragingData(tensor_part=tensor, weight=honest.weight)
+        struct.pack_into("<f", payload, 400, float("nan"))
+    return replace(honest, payload=payload)
 
 
-def with_huge_weight(honest: Any, index: int) -> Any:
-    return averaging_pb2.AveragingData(tensor_part=honest.tensor_part, weight=1e30)
+def with_huge_weight(honest: Frame, index: int) -> Frame:
+    return replace(honest, weight=1e30)
 
 
-def with_other_weight(honest: Any, index: int) -> Any:
-    return averaging_pb2.AveragingData(tensor_part=honest.tensor_part, weight=honest.weight + 1)
+def with_other_weight(honest: Frame, index: int) -> Frame:
+    return replace(honest, weight=honest.weight + 1)
 
 
-def with_wrong_size(honest: Any, index: int) -> Any:
-    tensor = runtime_pb2.Tensor(buffer=honest.tensor_part.buffer[:-4])
-    return averaging_pb2.AveragingData(tensor_part=tensor, weight=honest.weight)
+def with_wrong_size(honest: Frame, index: int) -> Frame:
+    return replace(honest, payload=honest.payload[:-4])
+
+
+def with_another_kind(honest: Frame, index: int) -> Frame:
+    return replace(honest, kind=Kind.AVERAGE)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +119,7 @@ def with_wrong_size(honest: Any, index: int) -> Any:
         (with_huge_weight, "above the run's limit"),
         (with_other_weight, "declared a weight of 50"),
         (with_wrong_size, "bytes instead of"),
+        (with_another_kind, "did not come"),
     ],
 )
 def test_a_wrong_part_enters_no_average_and_its_sender_is_named(toys: ToySwarm, message: Any, reason: str) -> None:

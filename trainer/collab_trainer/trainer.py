@@ -62,6 +62,7 @@ class Trainer(Peer):
         self.task, self.device = task, device
         self.model = model.to(device)
         self._constants = self._other_buffers()
+        self._contribution = torch.zeros(self.replica.layout.num_values)  # one for all epochs: fresh memory is slow
         self._rate = 0.0
         self._num_missed = 0
 
@@ -141,7 +142,7 @@ class Trainer(Peer):
             return Work(None, 0)
         self._check_other_buffers()
         layout = self.replica.layout
-        contribution = torch.zeros(layout.num_values)
+        contribution = self._contribution.zero_()
         values = {**{n: p.grad for n, p in self.model.named_parameters()}, **floating_buffers(self.model)}
         for name, view in layout.views(contribution).items():
             if (value := values[name]) is not None:

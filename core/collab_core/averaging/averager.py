@@ -14,12 +14,15 @@ import torch
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 
+from collab_core.averaging.buffers import Buffers
 from collab_core.averaging.codecs import CODECS
 from collab_core.averaging.faults import FailAt
 from collab_core.averaging.feedback import Draft, ErrorFeedback
-from collab_core.averaging.group import MAX_LOST, Group, Member, leader_order, round_key
+from collab_core.averaging.group import GROUP_ID_BYTES, MAX_LOST, Group, Member, leader_order, round_key
 from collab_core.averaging.matchmaking import Behind, Call, Matchmaking, NoGroup
+from collab_core.averaging.reducer import Tools
 from collab_core.averaging.reduction import Reduction, RoundFailed
+from collab_core.averaging.wire import BadFrame, Frame, Kind, PartStream, serve_streams
 from collab_core.run.settings import RunSettings
 from collab_core.swarm import Peer, Swarm
 
@@ -85,9 +88,9 @@ class RoundOutcome:
 class ExactAverager(ServicerBase):  # type: ignore[misc]
     """Averages one flat vector with whoever is at the same epoch of the same history.
 
-    It speaks hivemind's averaging messages over hivemind's transport, but is not a `DecentralizedAverager`: that class
-    forks a process, shares memory with it, averages tensor by tensor, sends re-quantised differences and lets peers of
-    any epoch into a group. What is kept of it is the butterfly: every reachable peer reduces a share for all.
+    It finds its group with hivemind's messages over hivemind's transport, but is not a `DecentralizedAverager`: that
+    class forks a process, shares memory with it, averages tensor by tensor, sends re-quantised differences and lets
+    peers of any epoch into a group. What is kept of it is the butterfly: every reachable peer reduces a share for all.
     """
 
     def __init__(
@@ -105,7 +108,9 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._weight_cap = float(settings.limits.max_samples_per_peer)
         self._timeout_s = settings.strategy.averaging_timeout_s
         self._namespace = swarm.run_hash.hex()
+        self._parts_name = f"{self._namespace}::parts"
         self._feedback = ErrorFeedback(num_values)
+        self._buffers = Buffers(num_values)
         self._fail_at = fail_at
         self._rounds: dict[bytes, Reduction] = {}
         self._told: set[tuple[str, str]] = set()
@@ -123,9 +128,13 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
     async def _listen(self) -> None:
         if not self._swarm.config.client_mode:
             await self.add_p2p_handlers(self._swarm.p2p, namespace=self._namespace)
+            await serve_streams(self._swarm.p2p, self._parts_name, self._buffers, self._serve_parts)
 
     def _stub_of(self, peer_id: str) -> Any:
         return type(self).get_stub(self._swarm.p2p, PeerID.from_base58(peer_id), namespace=self._namespace)
+
+    async def _connect(self, peer_id: str) -> PartStream:
+        return await PartStream.open(self._swarm.p2p, peer_id, self._parts_name, self._buffers)
 
     def _on_refused(self, peer_id: str, reason: str) -> None:
         if (peer_id, reason) in self._told or len(self._told) > MAX_TOLD:
@@ -157,6 +166,10 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             grace += STOP_POLL_S if stop.is_set() else 0.0
         future.cancel()
         return RoundOutcome(failure="left in the middle of the round")
+
+    def give_back(self, average: torch.Tensor) -> None:
+        """Nobody looks at this average of an earlier round any more: its memory may be used again."""
+        self._buffers.give_back_vector(average)
 
     async def _round(self, request: RoundRequest) -> RoundOutcome:
         outcome = RoundOutcome()
@@ -238,11 +251,10 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             contribution=request.contribution,
             num_values=self.num_values,
             epoch=request.epoch,
-            codec=self._codec,
-            feedback=draft,
+            tools=Tools(self._codec, draft, self._buffers),
             weight_cap=self._weight_cap,
             timeout_s=self._timeout_s,
-            stub_of=self._stub_of,
+            connect=self._connect,
             on_refused=self._on_refused,
             fail_at=self._fail_at,
         )
@@ -264,22 +276,19 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         async for message in self._matchmaking.serve_join(request, context.remote_id.to_base58()):
             yield message
 
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+    async def _serve_parts(self, stream: PartStream, remote: str) -> None:
         """A member of our group sends its parts and waits for the averages."""
         try:
-            hello = await asyncio.wait_for(anext(stream), self._timeout_s)
-            reduction = await self._find_round(hello.group_id)
-            if reduction is None:
-                yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
-                return
-            async for message in reduction.serve(stream, context.remote_id.to_base58()):
-                yield message
-        finally:
-            swallow = asyncio.create_task(_swallow(stream))
-            self._draining.add(swallow)
-            swallow.add_done_callback(self._draining.discard)
+            hello = await asyncio.wait_for(stream.receive(GROUP_ID_BYTES), self._timeout_s)
+        except (asyncio.TimeoutError, BadFrame):
+            return
+        if hello is None or hello.kind is not Kind.HELLO:
+            return
+        reduction = await self._find_round(bytes(hello.payload))
+        if reduction is None:
+            await stream.send(Frame(Kind.NO_GROUP))
+        else:
+            await reduction.serve(stream, remote)
 
     async def _find_round(self, group_id: bytes) -> Reduction | None:
         try:
@@ -288,12 +297,3 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         except asyncio.TimeoutError:
             return None
         return self._rounds.get(group_id)
-
-
-async def _swallow(stream: AsyncIterator[Any]) -> None:
-    """hivemind 1.1.12 leaves a handler hanging for ever if it ends while its queue of requests is full."""
-    try:
-        for _ in range(8):
-            await asyncio.wait_for(anext(stream), 1.0)
-    except (StopAsyncIteration, asyncio.TimeoutError, RuntimeError):
-        return

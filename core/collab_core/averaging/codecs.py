@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
-import numpy as np
 import torch
 
 FP16_MAX = 65504.0
@@ -16,11 +16,14 @@ class Codec(Protocol):
     name: str
     is_lossless: bool
 
-    def encode(self, values: torch.Tensor) -> bytes: ...
+    def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> None:
+        """Fill a payload of the right size; what it decodes to is written into `decoded`."""
 
-    def decode(self, payload: bytes) -> torch.Tensor: ...
+    def decode(self, payload: bytearray, decoded: torch.Tensor) -> None:
+        """Write the values of a payload of the right size into `decoded`."""
 
-    def encoded_bytes(self, num_values: int) -> int: ...
+    def encoded_bytes(self, num_values: int) -> int:
+        """Size of a payload."""
 
 
 class NoCodec:
@@ -29,11 +32,12 @@ class NoCodec:
     name = "none"
     is_lossless = True
 
-    def encode(self, values: torch.Tensor) -> bytes:
-        return values.numpy().tobytes()
+    def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> None:
+        torch.frombuffer(payload, dtype=torch.float32).copy_(values)
+        decoded.copy_(values)
 
-    def decode(self, payload: bytes) -> torch.Tensor:
-        return torch.from_numpy(np.frombuffer(payload, dtype=np.float32).copy())
+    def decode(self, payload: bytearray, decoded: torch.Tensor) -> None:
+        decoded.copy_(torch.frombuffer(payload, dtype=torch.float32))
 
     def encoded_bytes(self, num_values: int) -> int:
         return 4 * num_values
@@ -45,14 +49,32 @@ class Fp16Codec:
     name = "fp16"
     is_lossless = False
 
-    def encode(self, values: torch.Tensor) -> bytes:
-        return values.clamp(-FP16_MAX, FP16_MAX).to(torch.float16).numpy().tobytes()
+    def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> None:
+        half = torch.frombuffer(payload, dtype=torch.float16).copy_(values)
+        decoded.copy_(half)
+        if not is_finite(decoded) and is_finite(values):
+            decoded.copy_(half.copy_(values.clamp(-FP16_MAX, FP16_MAX)))
 
-    def decode(self, payload: bytes) -> torch.Tensor:
-        return torch.from_numpy(np.frombuffer(payload, dtype=np.float16).astype(np.float32))
+    def decode(self, payload: bytearray, decoded: torch.Tensor) -> None:
+        decoded.copy_(torch.frombuffer(payload, dtype=torch.float16))
 
     def encoded_bytes(self, num_values: int) -> int:
         return 2 * num_values
+
+
+def largest(values: torch.Tensor) -> float:
+    """A bound on the largest magnitude; infinite or NaN if one of the values is.
+
+    The norm is one quick pass and bounds every value. Only where it overflows is each value looked at.
+    """
+    bound = math.sqrt(float(torch.dot(values, values)))
+    if math.isfinite(bound):
+        return bound
+    return float(values.abs().max())
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    return math.isfinite(largest(values))
 
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (NoCodec(), Fp16Codec())}

@@ -8,48 +8,52 @@ from collab_core.averaging.group import Part
 
 
 class ErrorFeedback:
-    """Two residues: of what we sent (in units of samples, as weights change) and of what we reduced for others."""
+    """One residue per value, in units of samples.
+
+    A sender's loss counts as much as its samples do, a reducer's as much as everyone's. In these units both are the
+    same thing, so it does not matter whether we send a part in the next round or reduce it.
+    """
 
     def __init__(self, num_values: int) -> None:
         self._num_values = num_values
-        self._residues: dict[str, torch.Tensor] = {}
+        self._spare: torch.Tensor | None = None
+        self.residue: torch.Tensor | None = None
 
     def draft(self) -> Draft:
         """What a round would change. Only a round that arrived whole commits its draft."""
-        return Draft(self)
+        lost, self._spare = self._spare, None  # memory that is warm already; a failed round's is not used again
+        return Draft(self, torch.empty(self._num_values) if lost is None else lost)
 
-    def residue(self, which: str, part: Part) -> torch.Tensor | None:
-        whole = self._residues.get(which)
-        return None if whole is None else whole[part.start : part.stop]
-
-    def store(self, which: str, part: Part, lost: torch.Tensor) -> None:
-        if which not in self._residues:
-            self._residues[which] = torch.zeros(self._num_values)
-        self._residues[which][part.start : part.stop] = lost
+    def store(self, lost: torch.Tensor, parts: list[Part]) -> None:
+        """Take over what was lost of these parts; of the others, the residue stays."""
+        if self.residue is None:
+            self.residue = torch.zeros(self._num_values)
+        if sum(part.num_values for part in parts) == self._num_values:
+            self.residue, lost = lost, self.residue
+        else:
+            for part in parts:
+                self.residue[part.start : part.stop] = lost[part.start : part.stop]
+        self._spare = lost
 
 
 class Draft:
-    """The error feedback of one round, as it would be if the round succeeded."""
+    """The error feedback of one round, as it would be if the round succeeded. Parts are handled by several threads."""
 
-    def __init__(self, feedback: ErrorFeedback) -> None:
-        self._feedback = feedback
-        self._changes: list[tuple[str, Part, torch.Tensor]] = []
+    def __init__(self, feedback: ErrorFeedback, lost: torch.Tensor) -> None:
+        self._feedback, self._lost = feedback, lost
+        self._parts: list[Part] = []
 
-    def before_sending(self, values: torch.Tensor, part: Part, weight: float) -> torch.Tensor:
-        residue = self._feedback.residue("sent", part)
-        return values if residue is None else values + residue / weight
+    def add_residue(self, values: torch.Tensor, part: Part, weight: float) -> None:
+        """Add what was lost of this part before; `weight` is what the values will count."""
+        residue = self._feedback.residue
+        if residue is not None:
+            values.add_(residue[part.start : part.stop], alpha=1 / weight)
 
-    def before_publishing(self, average: torch.Tensor, part: Part) -> torch.Tensor:
-        residue = self._feedback.residue("reduced", part)
-        return average if residue is None else average + residue
-
-    def sent(self, part: Part, lost: torch.Tensor, weight: float) -> None:
-        self._changes.append(("sent", part, lost * weight))
-
-    def reduced(self, part: Part, lost: torch.Tensor) -> None:
-        self._changes.append(("reduced", part, lost))
+    def note(self, part: Part, values: torch.Tensor, decoded: torch.Tensor, weight: float) -> None:
+        """Remember what the codec lost of a part."""
+        torch.sub(values, decoded, out=self._lost[part.start : part.stop]).mul_(weight)
+        self._parts.append(part)
 
     def commit(self) -> None:
-        for which, part, lost in self._changes:
-            self._feedback.store(which, part, lost)
-        self._changes.clear()
+        if self._parts:
+            self._feedback.store(self._lost, self._parts)

@@ -12,8 +12,9 @@ from blake3 import blake3
 from hivemind.averaging.load_balancing import load_balance_peers
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-PART_VALUES = 2**17  # 512 KiB of float32: well below the daemon's message limit, large enough to stream well
+PART_VALUES = 2**18  # 512 KiB of fp16: long enough to stream well, short enough that reducing begins soon
 MAX_GATHER_BYTES = 2048
+GROUP_ID_BYTES = 16
 MAX_MEMBERS = 256
 MAX_LOST = 8
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from collab_core.averaging.group import MAX_MEMBERS, Group, Member, check_weight, close_group
+from collab_core.averaging.group import GROUP_ID_BYTES, MAX_MEMBERS, Group, Member, check_weight, close_group
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ class Matchmaking:
         return None
 
     def _close(self, members: list[Member]) -> Group:
-        group = close_group(secrets.token_bytes(16), self._me, members)
+        group = close_group(secrets.token_bytes(GROUP_ID_BYTES), self._me, members)
         message = averaging_pb2.MessageFromLeader(
             code=averaging_pb2.BEGIN_ALLREDUCE,
             group_id=group.group_id,

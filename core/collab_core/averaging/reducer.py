@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from collab_core.averaging.codecs import Codec
+from collab_core.averaging.buffers import Buffers
+from collab_core.averaging.codecs import Codec, is_finite, largest
 from collab_core.averaging.feedback import Draft
 from collab_core.averaging.group import Part
 
@@ -20,7 +23,81 @@ class Refused(Exception):
 
 
 class PartLost(Exception):
-    """Nobody's contribution to a part is left, so there is no average of it."""
+    """Nobody's contribution to a part is left, or it cannot be reduced: there is no average of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What the arithmetic of a round needs."""
+
+    codec: Codec
+    feedback: Draft
+    buffers: Buffers
+
+
+class PartSum:
+    """The weighted sum of one part. Its methods are the arithmetic, and run in threads; one at a time.
+
+    The sum grows where the average of the part will be.
+    """
+
+    def __init__(self, part: Part, own: torch.Tensor | None, own_weight: float, average: torch.Tensor) -> None:
+        self._part, self._sum = part, average
+        self._own: torch.Tensor | None = own
+        self._own_weight = own_weight
+        self._weight = 0.0
+        self._has_begun = self._is_done = False
+        self._lock = threading.Lock()
+
+    def add(self, payload: bytearray, weight: float, limit: float, tools: Tools) -> None:
+        """Add a sender's values, unless one of them is not finite or larger than `limit`."""
+        values = tools.buffers.scratch("values", self._part.num_values)
+        tools.codec.decode(payload, values)
+        bound = largest(values)
+        if bound > limit:  # the bound is of all values together; is any single one too large?
+            bound = float(values.abs().max())
+        if not math.isfinite(bound):
+            raise Refused("has values that are not finite")
+        if bound > limit:
+            raise Refused(f"has values as large as {bound:.3g}")
+        with self._lock:
+            if self._is_done:
+                return  # it was given up before it came
+            self._begin()
+            self._sum.add_(values, alpha=weight)
+            self._weight += weight
+
+    def begin(self) -> None:
+        """Take our own contribution in, so that its memory is free for the next one."""
+        with self._lock:
+            if not self._is_done:
+                self._begin()
+
+    def _begin(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        if self._own is None:
+            self._sum.zero_()
+        else:
+            torch.mul(self._own, self._own_weight, out=self._sum)
+            self._weight = self._own_weight
+
+    def finish(self, payload: bytearray, tools: Tools) -> None:
+        """Encode the mean, once; where the sum was, there is now what everyone decodes."""
+        with self._lock:
+            self._begin()
+            self._is_done = True
+            weight = self._weight
+            if weight == 0:
+                raise PartLost("no contribution to a part was left")
+            mean = torch.div(self._sum, weight, out=tools.buffers.scratch("values", self._part.num_values))
+            tools.feedback.add_residue(mean, self._part, weight)
+            tools.codec.encode(mean, payload, self._sum)
+            if not tools.codec.is_lossless:
+                tools.feedback.note(self._part, mean, self._sum, weight)
+        if not is_finite(self._sum):
+            raise PartLost("a part reduced here is not finite")
 
 
 class Reducer:
@@ -28,48 +105,61 @@ class Reducer:
 
     Parts may come in any order from any sender. A part is done when everyone who is not banned has sent it. It is
     encoded once, and everybody, this peer included, uses exactly these bytes.
+
+    Args:
+        me: whose contribution is not sent but here already, if it has one.
+        parts: what this peer reduces.
+        senders: everyone who contributes, with the declared weight.
+        contribution: this peer's own, or None.
+        average: the whole vector; this peer's parts of it are filled in.
     """
 
-    def __init__(self, parts: Sequence[Part], senders: Mapping[str, float], codec: Codec, feedback: Draft) -> None:
+    def __init__(
+        self,
+        me: str,
+        parts: Sequence[Part],
+        senders: Mapping[str, float],
+        contribution: torch.Tensor | None,
+        average: torch.Tensor,
+        tools: Tools,
+    ) -> None:
         self.parts = tuple(parts)
-        self._senders = dict(senders)
-        self._codec = codec
-        self._feedback = feedback
-        self._waiting = [set(senders) for _ in parts]
-        self._sums = [torch.zeros(part.num_values) for part in parts]
-        self._weights = [0.0 for _ in parts]
-        self._results: list[asyncio.Future[tuple[bytes, torch.Tensor]]] = [
-            asyncio.get_running_loop().create_future() for _ in parts
+        self._senders, self._tools = dict(senders), tools
+        own_weight = senders.get(me, 0.0)
+        own_weight = senders.get(me, 0.0)
+        self._sums = [
+            PartSum(
+                part,
+                None if contribution is None else contribution[part.start : part.stop],
+                own_weight,
+                average[part.start : part.stop],
+            )
+            for part in parts
         ]
+        self._waiting = [set(senders) - {me} for _ in parts]
+        self._results: list[asyncio.Future[bytearray]] = [asyncio.get_running_loop().create_future() for _ in parts]
         for result in self._results:
             result.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._closing: dict[int, asyncio.Task[None] | None] = {}
+        self._closing: dict[int, asyncio.Task[None]] = {}
         # values so large that their weighted sum could overflow are as bad as values that already did
         self._largest = LARGEST_SUM / max(1.0, sum(senders.values()))
         self.banned: dict[str, str] = {}
         self.on_part_done: Callable[[], None] | None = None
 
-    async def add_encoded(self, sender: str, index: int, payload: bytes) -> None:
-        """Take a part from another peer; raise Refused if it cannot be right."""
-        part = self.parts[index]
-        expected = self._codec.encoded_bytes(part.num_values)
-        if len(payload) != expected:
-            raise Refused(f"part {index} has {len(payload)} bytes instead of {expected}")
-        values = await asyncio.to_thread(self._codec.decode, payload)
-        largest = float(values.abs().max()) if len(values) else 0.0
-        if not math.isfinite(largest):
-            raise Refused(f"part {index} has values that are not finite")
-        if largest > self._largest:
-            raise Refused(f"part {index} has values as large as {largest:.3g}")
-        self.add(sender, index, values)
+    def start(self) -> None:
+        """Parts that wait for nobody are done at once."""
+        for index in range(len(self.parts)):
+            self._close_if_complete(index)
 
-    def add(self, sender: str, index: int, values: torch.Tensor) -> None:
-        """Take a part that is known to be good."""
+    async def add(self, sender: str, index: int, payload: bytearray) -> None:
+        """Take a part from another peer; raise Refused if it cannot be right."""
         if sender in self.banned or sender not in self._waiting[index]:
             return
-        weight = self._senders[sender]
-        self._sums[index] += values * weight
-        self._weights[index] += weight
+        try:
+            weight = self._senders[sender]
+            await asyncio.to_thread(self._sums[index].add, payload, weight, self._largest, self._tools)
+        except Refused as error:
+            raise Refused(f"part {index} {error}") from None
         self._waiting[index].discard(sender)
         self._close_if_complete(index)
 
@@ -84,38 +174,35 @@ class Reducer:
                 self._close_if_complete(index)
 
     def _close_if_complete(self, index: int) -> None:
-        if self._waiting[index] or index in self._closing:
-            return
-        self._closing[index] = None
-        if self._weights[index] == 0:
-            self._results[index].set_exception(PartLost("no contribution to a part was left"))
-            return
-        self._closing[index] = asyncio.get_running_loop().create_task(self._close(index))
+        if not self._waiting[index] and index not in self._closing:
+            self._closing[index] = asyncio.get_running_loop().create_task(self._close(index))
 
     async def _close(self, index: int) -> None:
+        result = self._results[index]
+        payload = self._tools.buffers.payload(self._tools.codec.encoded_bytes(self.parts[index].num_values))
         try:
-            await self._publish(index)
+            await asyncio.to_thread(self._sums[index].finish, payload, self._tools)
         except Exception as error:  # noqa: BLE001 - somebody waits for this part, and must hear that it will not come
-            if not self._results[index].done():
-                self._results[index].set_exception(PartLost(f"a part could not be reduced: {error!r}"))
-
-    async def _publish(self, index: int) -> None:
-        part = self.parts[index]
-
-        def encode() -> tuple[bytes, torch.Tensor, torch.Tensor]:
-            average = self._feedback.before_publishing(self._sums[index] / self._weights[index], part)
-            payload = self._codec.encode(average)
-            decoded = self._codec.decode(payload)
-            return payload, decoded, average - decoded
-
-        payload, decoded, lost = await asyncio.to_thread(encode)
-        if not self._codec.is_lossless:
-            self._feedback.reduced(part, lost)
-        if not self._results[index].done():
-            self._results[index].set_result((payload, decoded))
+            lost = error if isinstance(error, PartLost) else PartLost(f"a part could not be reduced: {error!r}")
+            if not result.done():
+                result.set_exception(lost)
+            return
+        if not result.done():
+            result.set_result(payload)
         if self.on_part_done is not None:
             self.on_part_done()
 
-    async def result(self, index: int) -> tuple[bytes, torch.Tensor]:
-        """The bytes everyone gets for a part, and what they decode to; waits until the part is done."""
+    async def result(self, index: int) -> bytearray:
+        """The bytes everyone gets for a part; waits until the part is done."""
         return await asyncio.shield(self._results[index])
+
+    def take_own(self) -> None:
+        """From now on the contribution is not needed here any more."""
+        for part_sum in self._sums:
+            part_sum.begin()
+
+    def give_back(self) -> None:
+        """Nobody fetches a part from us any more."""
+        for result in self._results:
+            if result.done() and not result.cancelled() and result.exception() is None:
+                self._tools.buffers.give_back(result.result())

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import torch
-from hivemind.proto import averaging_pb2, runtime_pb2
 
-from collab_core.averaging.codecs import Codec
+from collab_core.averaging.codecs import is_finite
 from collab_core.averaging.faults import FailAt
-from collab_core.averaging.feedback import Draft
 from collab_core.averaging.group import Group, Part, check_weight
-from collab_core.averaging.reducer import PartLost, Reducer, Refused
+from collab_core.averaging.reducer import PartLost, Reducer, Refused, Tools
+from collab_core.averaging.wire import BadFrame, Frame, Kind, PartStream
 
-Message = Any  # averaging_pb2.AveragingData
 Refusal = Callable[[str, str], None]
 
 START_TIMEOUT_S = 8.0  # a sender that has not even opened its stream by then is gone
@@ -36,29 +33,29 @@ class Reduction:
         contribution: torch.Tensor | None,
         num_values: int,
         epoch: int,
-        codec: Codec,
-        feedback: Draft,
+        tools: Tools,
         weight_cap: float,
         timeout_s: float,
-        stub_of: Callable[[str], Any],
+        connect: Callable[[str], Awaitable[PartStream]],
         on_refused: Refusal,
         fail_at: FailAt | None,
     ) -> None:
         self.me, self.group = me, group
-        self.average = torch.empty(num_values)
+        self.average = tools.buffers.vector()
         self.bytes_sent = self.bytes_received = 0
         self.lost: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self._mine = next(member for member in group.members if member.peer_id == me)
-        self._contribution = contribution
-        self._epoch, self._codec, self._feedback = epoch, codec, feedback
+        self._contribution = contribution if self._mine.weight > 0 else None
+        self._epoch, self._tools, self._codec = epoch, tools, tools.codec
         self._weight_cap, self._timeout_s = weight_cap, timeout_s
-        self._stub_of, self._on_refused, self._fail_at = stub_of, on_refused, fail_at
+        self._connect, self._on_refused, self._fail_at = connect, on_refused, fail_at
         self._plan = group.parts(num_values)
-        self._reducer = Reducer(self._plan.get(me, []), group.senders, codec, feedback)
+        self._reducer = Reducer(me, self._plan.get(me, []), group.senders, self._contribution, self.average, tools)
         self._reducer.on_part_done = self._after_a_part
         self._started: set[str] = {me}
         self._serving: set[str] = set()
+        self._is_over = False
         self._watch: asyncio.Task[None] | None = None
 
     # --- my own side ---
@@ -78,68 +75,94 @@ class Reduction:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self._reducer.take_own)  # if we failed, others may still need our part
         return self.average
 
     async def _reduce_mine(self) -> None:
-        if self._contribution is not None and self._mine.weight > 0:
-            for index, part in enumerate(self._reducer.parts):
-                self._reducer.add(self.me, index, self._contribution[part.start : part.stop])
-        for index, part in enumerate(self._reducer.parts):
-            _, values = await self._reducer.result(index)
-            if not bool(torch.isfinite(values).all()):
-                raise RoundFailed("a part reduced here is not finite")
-            self.average[part.start : part.stop] = values
+        self._reducer.start()
+        for index in range(len(self._reducer.parts)):
+            await self._reducer.result(index)
 
     async def _exchange_with(self, peer_id: str) -> None:
         """Send a reducer its parts of my contribution, receive the averages of them."""
-        parts = self._plan[peer_id]
+        stream: PartStream | None = None
+        sending: asyncio.Task[None] | None = None
         try:
-            stream = await asyncio.wait_for(
-                self._stub_of(peer_id).rpc_aggregate_part(self._outgoing(parts)), self._timeout_s
-            )
-            for index, part in enumerate(parts):
-                # a reducer must itself wait for its slowest sender, so it gets twice the time
-                message = await asyncio.wait_for(anext(stream), 2 * self._timeout_s)
-                if message.code != averaging_pb2.AVERAGED_PART:
-                    raise RoundFailed(f"the reducer {peer_id} ended the round with code {message.code}")
-                payload = message.tensor_part.buffer
-                if len(payload) != self._codec.encoded_bytes(part.num_values):
-                    raise RoundFailed(f"part {index} from the reducer {peer_id} has the wrong size")
-                self.bytes_received += len(payload)
-                values = await asyncio.to_thread(self._codec.decode, payload)
-                if not bool(torch.isfinite(values).all()):
-                    raise RoundFailed(f"part {index} from the reducer {peer_id} is not finite")
-                self.average[part.start : part.stop] = values
+            stream = await asyncio.wait_for(self._connect(peer_id), self._timeout_s)
+            sending = asyncio.create_task(self._send_parts(stream, self._plan[peer_id]))
+            for index, part in enumerate(self._plan[peer_id]):
+                await self._receive_average(stream, peer_id, index, part)
+            await sending
         except RoundFailed as error:
             self.lost[peer_id] = str(error)
             raise
         except Exception as e:
-            reason = (
-                "silent for too long"
-                if isinstance(e, asyncio.TimeoutError)
-                else f"the connection broke ({type(e).__name__})"
-            )
+            is_silent = isinstance(e, asyncio.TimeoutError)
+            reason = "silent for too long" if is_silent else f"the connection broke ({type(e).__name__})"
             self.lost[peer_id] = reason
             raise RoundFailed(f"lost the reducer {peer_id}: {reason}") from e
+        finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+            if stream is not None:
+                stream.close()
 
-    async def _outgoing(self, parts: list[Part]) -> AsyncIterator[Message]:
-        weight = self._mine.weight
-        yield averaging_pb2.AveragingData(
-            code=averaging_pb2.PART_FOR_AVERAGING, group_id=self.group.group_id, weight=weight
-        )
-        if self._contribution is None or weight == 0:
+    async def _receive_average(self, stream: PartStream, peer_id: str, index: int, part: Part) -> None:
+        # a reducer must itself wait for its slowest sender, so it gets twice the time
+        num_bytes = self._codec.encoded_bytes(part.num_values)
+        try:
+            frame = await asyncio.wait_for(stream.receive(num_bytes), 2 * self._timeout_s)
+        except BadFrame as error:
+            raise RoundFailed(f"part {index} from the reducer {peer_id} is wrong: {error}") from None
+        if frame is None:
+            raise ConnectionError
+        if frame.kind is not Kind.AVERAGE or len(frame.payload) != num_bytes:
+            raise RoundFailed(f"the reducer {peer_id} ended the round ({frame.kind.name})")
+        self.bytes_received += num_bytes
+        mine = self.average[part.start : part.stop]
+        if not await asyncio.to_thread(self._decode, frame.payload, mine):
+            raise RoundFailed(f"part {index} from the reducer {peer_id} is not finite")
+        self._tools.buffers.give_back(frame.payload)
+
+    def _decode(self, payload: bytearray, values: torch.Tensor) -> bool:
+        self._codec.decode(payload, values)
+        return is_finite(values)
+
+    async def _send_parts(self, stream: PartStream, parts: list[Part]) -> None:
+        await stream.send(Frame(Kind.HELLO, self._mine.weight, bytearray(self.group.group_id)))
+        async for frame in self._outgoing(parts):
+            await stream.send(frame)
+            self.bytes_sent += len(frame.payload)
+            self._tools.buffers.give_back(frame.payload)
+        await stream.send(Frame(Kind.END))
+
+    async def _outgoing(self, parts: list[Part]) -> AsyncIterator[Frame]:
+        """My parts, encoded one ahead of the network."""
+        if self._contribution is None:
             return
-        for part in parts:
-            payload = await asyncio.to_thread(self._encode, part, weight)
-            self.bytes_sent += len(payload)
-            yield averaging_pb2.AveragingData(tensor_part=runtime_pb2.Tensor(buffer=payload), weight=weight)
+        ahead: asyncio.Task[bytearray] | None = None
+        try:
+            for index, part in enumerate(parts):
+                payload = await (ahead or asyncio.to_thread(self._encode, part))
+                ahead = None
+                if index + 1 < len(parts):
+                    ahead = asyncio.create_task(asyncio.to_thread(self._encode, parts[index + 1]))
+                yield Frame(Kind.PART, self._mine.weight, payload)
+        finally:
+            if ahead is not None:
+                ahead.cancel()
 
-    def _encode(self, part: Part, weight: float) -> bytes:
-        assert self._contribution is not None
-        values = self._feedback.before_sending(self._contribution[part.start : part.stop], part, weight)
-        payload = self._codec.encode(values)
-        if not self._codec.is_lossless:
-            self._feedback.sent(part, values - self._codec.decode(payload), weight)
+    def _encode(self, part: Part) -> bytearray:
+        contribution, weight, tools = self._contribution, self._mine.weight, self._tools
+        assert contribution is not None
+        payload = tools.buffers.payload(tools.codec.encoded_bytes(part.num_values))
+        values = tools.buffers.scratch("values", part.num_values).copy_(contribution[part.start : part.stop])
+        decoded = tools.buffers.scratch("decoded", part.num_values)
+        tools.feedback.add_residue(values, part, weight)
+        tools.codec.encode(values, payload, decoded)
+        if not tools.codec.is_lossless:
+            tools.feedback.note(part, values, decoded, weight)
         return payload
 
     # --- what others need from me ---
@@ -161,11 +184,14 @@ class Reduction:
             self.lost.setdefault(sender, reason)
             self._reducer.ban(sender, reason)
 
-    async def serve(self, stream: AsyncIterator[Message], sender: str) -> AsyncIterator[Message]:
+    async def serve(self, stream: PartStream, sender: str) -> None:
         """Take one member's parts and answer with the averages as they are done."""
+        if self._is_over:
+            await stream.send(Frame(Kind.NO_GROUP))
+            return
         if sender not in self.group.peer_ids or sender in self._started:
             self._on_refused(sender, "sent to a round twice, or without being in its group")
-            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            await stream.send(Frame(Kind.REFUSED))
             return
         self._started.add(sender)
         self._serving.add(sender)
@@ -176,55 +202,64 @@ class Reduction:
                 await asyncio.wait({result, receiving}, return_when=asyncio.FIRST_COMPLETED)
                 if receiving.done() and not receiving.result():
                     result.cancel()
-                    yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+                    await stream.send(Frame(Kind.REFUSED))
                     return
-                payload, _ = await result
+                payload = await result
+                await stream.send(Frame(Kind.AVERAGE, payload=payload))
                 self.bytes_sent += len(payload)
-                yield averaging_pb2.AveragingData(
-                    code=averaging_pb2.AVERAGED_PART, tensor_part=runtime_pb2.Tensor(buffer=payload)
-                )
             if not await receiving:  # everything was averaged, then it sent more: it gets no good end either
-                yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+                await stream.send(Frame(Kind.REFUSED))
         except PartLost:
-            yield averaging_pb2.AveragingData(code=averaging_pb2.INTERNAL_ERROR)
+            await stream.send(Frame(Kind.LOST))
         finally:
             if not receiving.done():
                 receiving.cancel()
                 self._lose(sender, "left in the middle of the round")
             self._serving.discard(sender)
 
-    async def _receive(self, stream: AsyncIterator[Message], sender: str) -> bool:
+    async def _receive(self, stream: PartStream, sender: str) -> bool:
         """Take all parts of one sender. False if it was refused."""
         declared = self.group.senders.get(sender, 0.0)
-        index, num_parts = 0, len(self._reducer.parts)
+        parts = self._reducer.parts if declared > 0 else ()
         try:
-            while True:
-                try:
-                    message = await asyncio.wait_for(anext(stream), self._timeout_s)
-                except StopAsyncIteration:
-                    break
-                if declared == 0:
-                    raise Refused("sent values after declaring none")
-                if index == num_parts:
-                    raise Refused(f"sent more than its {num_parts} parts")
-                if reason := check_weight(message.weight, self._weight_cap):
+            for index, part in enumerate(parts):
+                num_bytes = self._codec.encoded_bytes(part.num_values)
+                frame = await self._next_part(stream, index, num_bytes)
+                if frame is None:
+                    self._lose(sender, "left in the middle of the round")
+                    return True
+                if reason := check_weight(frame.weight, self._weight_cap):
                     raise Refused(reason)
-                if message.weight != declared:
-                    raise Refused(f"declared a weight of {declared:g}, then sent {message.weight:g}")
-                payload = message.tensor_part.buffer
-                self.bytes_received += len(payload)
-                await self._reducer.add_encoded(sender, index, payload)
-                index += 1
-            if declared > 0 and index != num_parts:
-                raise Refused(f"sent {index} of its {num_parts} parts")
+                if frame.weight != declared:
+                    raise Refused(f"declared a weight of {declared:g}, then sent {frame.weight:g}")
+                self.bytes_received += num_bytes
+                await self._reducer.add(sender, index, frame.payload)
+                self._tools.buffers.give_back(frame.payload)
+            last = await asyncio.wait_for(stream.receive(0), self._timeout_s)
+            if last is not None and last.kind is not Kind.END:
+                raise Refused(f"sent more than its {len(parts)} parts")
+        except BadFrame as error:  # only of the last frame: nothing was to come any more
+            return self._refuse(sender, f"sent more than its {len(parts)} parts ({error})")
         except Refused as error:
-            self.refused[sender] = str(error)
-            self._reducer.ban(sender, str(error))
-            self._on_refused(sender, str(error))
-            return False
+            return self._refuse(sender, str(error))
         except asyncio.TimeoutError:
             self._lose(sender, "silent for too long")
         return True
+
+    async def _next_part(self, stream: PartStream, index: int, num_bytes: int) -> Frame | None:
+        try:
+            frame = await asyncio.wait_for(stream.receive(num_bytes), self._timeout_s)
+        except BadFrame as error:
+            raise Refused(f"part {index} has {error}") from None
+        if frame is not None and (frame.kind is not Kind.PART or len(frame.payload) != num_bytes):
+            raise Refused(f"part {index} did not come, but {frame.kind.name} with {len(frame.payload)} bytes")
+        return frame
+
+    def _refuse(self, sender: str, reason: str) -> bool:
+        self.refused[sender] = reason
+        self._reducer.ban(sender, reason)
+        self._on_refused(sender, reason)
+        return False
 
     async def drain(self) -> None:
         """Stay for those who still fetch their averages from me, for a bounded time."""
@@ -238,3 +273,6 @@ class Reduction:
             await asyncio.sleep(0.05)
         if self._watch is not None:
             self._watch.cancel()
+        self._is_over = True
+        if not self._serving:
+            self._reducer.give_back()

@@ -1,0 +1,46 @@
+"""Ours: a whole round, from the call to the restored tensors, in fp16."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from benchmarks.arms.peer import open_swarm
+from benchmarks.arms.tensors import make_tensors, measure_rounds, restore
+from benchmarks.averaging import NUM_VALUES
+from benchmarks.team import Team
+from collab_core.averaging import ExactAverager, RoundRequest
+from collab_core.run import RunSettings
+
+
+def main() -> None:
+    team, _ = Team.from_argv()
+    torch.set_num_threads(1)
+    tensors = make_tensors(team.rank)
+    flat = torch.cat(tensors)
+    stop = threading.Event()
+    with open_swarm(team) as swarm:
+        averager = ExactAverager(swarm, RunSettings(name="bench"), layout_hash=bytes(32), num_values=NUM_VALUES)
+        team.meet("ready")
+
+        def run_round(number: int) -> None:
+            request = RoundRequest(
+                epoch=number,
+                parent_root="00" * 32,
+                contribution=torch.cat(tensors, out=flat),
+                weight=1.0,
+                companions=swarm.peers,
+                should_stop=stop.is_set,
+            )
+            outcome = averager.round(request, stop)
+            assert outcome.average is not None, outcome.failure
+            assert len(outcome.members) == team.size
+            restore(outcome.average, tensors)
+            averager.give_back(outcome.average)
+            averager.set_epoch(number + 1)
+
+        measure_rounds(team, run_round, lambda: tensors)
+
+
+main()

@@ -1,0 +1,65 @@
+"""What was measured, on disk after every repetition: a suite that is stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("collab-train", "hivemind", "torch", "numpy")
+
+Entry = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Record:
+    """The measurements of one suite on one machine with one set of versions."""
+
+    path: Path
+    machine: str
+    versions: dict[str, str]
+    entries: list[Entry] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, path: Path, *, is_fresh: bool) -> Record:
+        """Take up earlier measurements, unless they are from another machine or other versions."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = cls(path, _machine(), {name: version(name) for name in PACKAGES})
+        if path.exists() and not is_fresh:
+            kept = json.loads(path.read_text())
+            if (kept["machine"], kept["versions"]) == (record.machine, record.versions):
+                record.entries = kept["entries"]
+        return record
+
+    def describe(self) -> str:
+        return f"{self.machine}; " + ", ".join(f"{name} {number}" for name, number in self.versions.items())
+
+    def has(self, **key: Any) -> bool:
+        return any(key.items() <= entry.items() for entry in self.entries)
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        content = {"machine": self.machine, "versions": self.versions, "entries": self.entries}
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps(content, indent=1))
+        beside.replace(self.path)
+
+    def values(self, what: str, **key: Any) -> list[float]:
+        """One number of every repetition with this key."""
+        return [entry[what] for entry in self.entries if key.items() <= entry.items()]
+
+
+def _machine() -> str:
+    model = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine()
+    )
+    return f"{model}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,118 @@
+"""Parts on the wire: raw streams of the libp2p daemon, one frame per part.
+
+hivemind's RPC streams wrap every part in a protobuf message: three copies each way and a task per message. A frame here
+is a head of thirteen bytes and the payload as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon import P2P
+
+from collab_core.averaging.buffers import Buffers
+
+HEAD = struct.Struct(">BdI")
+PIECE_BYTES = 2**17  # what a socket takes at once: longer writes are copied by the event loop
+
+
+class Kind(enum.IntEnum):
+    """What a frame is."""
+
+    HELLO = 1  # opens a stream: the payload is the group's ID
+    PART = 2  # a part of the sender's contribution
+    END = 3  # nothing more comes
+    AVERAGE = 4  # an averaged part
+    REFUSED = 5  # you broke a rule: you get nothing more
+    LOST = 6  # a part cannot be reduced any more
+    NO_GROUP = 7  # there is no such group here
+
+
+class BadFrame(Exception):
+    """A frame of the wrong kind or size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message."""
+
+    kind: Kind
+    weight: float = 0.0
+    payload: bytearray = field(default_factory=bytearray)
+
+
+class PartStream:
+    """One open stream to another peer."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, buffers: Buffers) -> None:
+        self._reader, self._writer, self._buffers = reader, writer, buffers
+        writer.transport.set_write_buffer_limits(0)  # a payload that was sent is out of our memory: it can be reused
+
+    @classmethod
+    async def open(cls, p2p: P2P, peer_id: str, name: str, buffers: Buffers) -> PartStream:
+        _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
+        return cls(reader, writer, buffers)
+
+    async def send(self, frame: Frame) -> None:
+        self._writer.write(HEAD.pack(frame.kind, frame.weight, len(frame.payload)))
+        view = memoryview(frame.payload)
+        for start in range(0, len(view), PIECE_BYTES):
+            self._writer.write(view[start : start + PIECE_BYTES])
+            await self._writer.drain()
+        await self._writer.drain()
+
+    async def receive(self, num_bytes: int) -> Frame | None:
+        """The next frame, whose payload has `num_bytes` or is empty; None if the stream ended.
+
+        Who is done with the payload gives it back to the buffers.
+
+        Raises:
+            BadFrame: the frame is of no known kind, or has another size; the stream is of no use any more.
+        """
+        try:
+            kind, weight, size = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+            if kind not in Kind.__members__.values():
+                raise BadFrame(f"a frame of the unknown kind {kind}")
+            if size not in (0, num_bytes):
+                raise BadFrame(f"{size} bytes instead of {num_bytes}")
+            return Frame(Kind(kind), weight, await self._read(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def _read(self, size: int) -> bytearray:
+        payload = self._buffers.payload(size)
+        view, position = memoryview(payload), 0
+        while position < size:
+            piece = await self._reader.read(size - position)
+            if not piece:
+                raise asyncio.IncompleteReadError(b"", size - position)
+            view[position : position + len(piece)] = piece
+            position += len(piece)
+        return payload
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+Handler = Callable[[PartStream, str], Awaitable[None]]
+
+
+async def serve_streams(p2p: P2P, name: str, buffers: Buffers, handler: Handler) -> None:
+    """Call `handler(stream, remote peer ID)` for every stream that others open under this name."""
+
+    async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream = PartStream(reader, writer, buffers)
+        try:
+            await handler(stream, info.peer_id.to_base58())
+        except ConnectionError:
+            return  # whoever left is missed by those who wait for its parts
+        finally:
+            stream.close()
+
+    await p2p.add_binary_stream_handler(name, handle)
