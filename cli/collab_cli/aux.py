@@ -18,6 +18,7 @@ def aux(
     port: options.Port = None,
     host_maddrs: options.HostMaddrs = None,
     announce_maddrs: options.AnnounceMaddrs = None,
+    bandwidth: options.Bandwidth = None,
     initial_peers: options.InitialPeers = None,
     identity_path: options.IdentityPath = None,
     invite_file: options.InviteFile = None,
@@ -37,6 +38,7 @@ def aux(
     with errors_in_words(verbose=verbose), Stopping() as stopping:
         console = Console(highlight=False)
         source = options.read_source(run)
+        link = options.read_bandwidth(bandwidth)
         options.check_invite_file(invite_file)
         with console.status("Preparing the model and joining the run…"):
             import torch
@@ -65,7 +67,7 @@ def aux(
             peer = Auxiliary(
                 session=session,
                 replica=new_replica(settings, load_task(settings.task).build_model()),
-                config=PeerConfig(backup_every=backup_every, is_active=as_active_peer),
+                config=PeerConfig(backup_every=backup_every, bandwidth=link, is_active=as_active_peer),
                 stop=stopping.when_asked(),
                 fail_at=FailAt.from_environment(),
             )

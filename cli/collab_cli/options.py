@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collab_core.averaging import Bandwidth as CoreBandwidth
     from collab_core.run import Invite, RunFolder
 
 NETWORK = "Network"
 FILES = "Files"
+MAX_RATE = 1e12
 
 Port = Annotated[
     int | None,
@@ -34,6 +36,14 @@ AnnounceMaddrs = Annotated[
     list[str] | None,
     typer.Option(
         help="Address others should use to reach us, e.g. /ip4/203.0.113.7/tcp/31330. May be repeated.",
+        rich_help_panel=NETWORK,
+    ),
+]
+Bandwidth = Annotated[
+    str | None,
+    typer.Option(
+        help="What your connection carries, in Mbit/s, down/up: 100/20, or one number for both. Default: measured.",
+        metavar="DOWN/UP",
         rich_help_panel=NETWORK,
     ),
 ]
@@ -98,6 +108,27 @@ def check_sync(source: Invite | RunFolder, should_sync: bool) -> None:
             "--no-sync-args insists on the settings of a run file, but an invite was given.",
             fix="Leave it out, or give the folder of the run and --initial-peers.",
         )
+
+
+def read_bandwidth(text: str | None) -> CoreBandwidth | None:
+    """`100/20` or `100`, in Mbit/s."""
+    from collab_core.averaging import Bandwidth as CoreBandwidth
+    from collab_core.errors import Code, ConfigError
+
+    if text is None:
+        return None
+    numbers = text.split("/")
+    try:
+        rates = [float(number) * 1e6 / 8 for number in numbers]
+        if not 1 <= len(rates) <= 2 or not all(0 < rate < MAX_RATE for rate in rates):
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            Code.BAD_OPTION,
+            f"--bandwidth {text!r} is not one or two speeds in Mbit/s.",
+            fix="Write it like --bandwidth 100/20 (down/up), or leave it out to have it measured.",
+        ) from None
+    return CoreBandwidth(download=rates[0], upload=rates[-1])
 
 
 def read_source(text: str) -> Invite | RunFolder:

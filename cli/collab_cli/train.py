@@ -45,6 +45,7 @@ def train(
     port: options.Port = None,
     host_maddrs: options.HostMaddrs = None,
     announce_maddrs: options.AnnounceMaddrs = None,
+    bandwidth: options.Bandwidth = None,
     initial_peers: options.InitialPeers = None,
     identity_path: options.IdentityPath = None,
     invite_file: options.InviteFile = None,
@@ -63,6 +64,7 @@ def train(
     with errors_in_words(verbose=verbose), Stopping() as stopping:
         console = Console(highlight=False)
         source = options.read_source(run)
+        link = options.read_bandwidth(bandwidth)
         options.check_invite_file(invite_file, is_reachable=not client_mode)
         options.check_sync(source, sync_args)
         with console.status("Loading…"):
@@ -101,6 +103,7 @@ def train(
                 replica=new_replica(settings, model),
                 config=TrainerConfig(
                     backup_every=backup_every,
+                    bandwidth=link,
                     max_epochs=epochs,
                     batch_size=batch_size,
                     accumulate_batches=accumulate_batches,

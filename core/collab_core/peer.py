@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from collab_core.averaging import ExactAverager, FailAt, RoundOutcome, RoundRequest
+from collab_core.averaging import Bandwidth, ExactAverager, FailAt, RoundOutcome, RoundRequest
 from collab_core.errors import StateError
 from collab_core.outlook import Outlook
 from collab_core.session import Session
@@ -39,6 +39,8 @@ class PeerConfig:
     """Epochs between backups; 0 keeps none."""
     max_epochs: int = 0
     """Leave when the run has reached this epoch; 0 stays."""
+    bandwidth: Bandwidth | None = None
+    """What the link carries; None measures it."""
     is_active: bool = True
     """Holds state and applies every update. Only an auxiliary may say no."""
 
@@ -76,6 +78,7 @@ class Peer:
             self.settings,
             layout_hash=replica.layout.hash,
             num_values=replica.layout.num_values,
+            bandwidth=config.bandwidth,
             fail_at=fail_at,
         )
 
@@ -231,6 +234,7 @@ class Peer:
             "seconds": round(seconds, 3),
             "matchmaking_s": round(outcome.matchmaking_s, 3),
             "reducing_s": round(outcome.reducing_s, 3),
+            "share": round(outcome.share, 3),
             "bytes_sent": outcome.bytes_sent,
             "bytes_received": outcome.bytes_received,
             "loss": self.loss,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
 
@@ -18,7 +20,8 @@ from collab_core.averaging.buffers import Buffers
 from collab_core.averaging.codecs import CODECS
 from collab_core.averaging.faults import FailAt
 from collab_core.averaging.feedback import Draft, ErrorFeedback
-from collab_core.averaging.group import GROUP_ID_BYTES, MAX_LOST, Group, Member, leader_order, round_key
+from collab_core.averaging.group import GROUP_ID_BYTES, MAX_LOST, MAX_RATE, Group, Member, leader_order, round_key
+from collab_core.averaging.link import Bandwidth, Link
 from collab_core.averaging.matchmaking import Behind, Call, Matchmaking, NoGroup
 from collab_core.averaging.reducer import Tools
 from collab_core.averaging.reduction import Reduction, RoundFailed
@@ -30,6 +33,7 @@ LEAVING_GRACE_S = 4.0  # Ctrl-C in the middle of a round: finish it if that is q
 STOP_POLL_S = 0.25
 MIN_BYTES_PER_SECOND = 128 * 1024  # slower than this, a round is not worth waiting for
 MAX_TOLD = 1000
+MAX_THREADS = 2
 GROUP_WAIT_S = 3.0  # a member's first part may overtake the leader's message that tells us of the group
 
 
@@ -77,6 +81,8 @@ class RoundOutcome:
     lost: dict[str, str] = field(default_factory=dict)
     matchmaking_s: float = 0.0
     reducing_s: float = 0.0
+    share: float = 0.0
+    """The part of the vector that this peer reduced."""
     bytes_sent: int = 0
     bytes_received: int = 0
 
@@ -100,6 +106,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         *,
         layout_hash: bytes,
         num_values: int,
+        bandwidth: Bandwidth | None = None,
         fail_at: FailAt | None = None,
     ) -> None:
         self._swarm = swarm
@@ -111,6 +118,9 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._parts_name = f"{self._namespace}::parts"
         self._feedback = ErrorFeedback(num_values)
         self._buffers = Buffers(num_values)
+        self._link = Link(bandwidth)
+        # few threads, busy ones: waking one for every part costs more than the part
+        self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="collab-average")
         self._fail_at = fail_at
         self._rounds: dict[bytes, Reduction] = {}
         self._told: set[tuple[str, str]] = set()
@@ -128,13 +138,13 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
     async def _listen(self) -> None:
         if not self._swarm.config.client_mode:
             await self.add_p2p_handlers(self._swarm.p2p, namespace=self._namespace)
-            await serve_streams(self._swarm.p2p, self._parts_name, self._buffers, self._serve_parts)
+            await serve_streams(self._swarm.p2p, self._parts_name, self._buffers, self._link, self._serve_parts)
 
     def _stub_of(self, peer_id: str) -> Any:
         return type(self).get_stub(self._swarm.p2p, PeerID.from_base58(peer_id), namespace=self._namespace)
 
     async def _connect(self, peer_id: str) -> PartStream:
-        return await PartStream.open(self._swarm.p2p, peer_id, self._parts_name, self._buffers)
+        return await PartStream.open(self._swarm.p2p, peer_id, self._parts_name, self._buffers, self._link)
 
     def _on_refused(self, peer_id: str, reason: str) -> None:
         if (peer_id, reason) in self._told or len(self._told) > MAX_TOLD:
@@ -207,6 +217,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             outcome.group, outcome.members = frozenset(group.peer_ids), group.senders
             outcome.refused, outcome.lost = dict(reduction.refused), dict(reduction.lost)
             outcome.bytes_sent, outcome.bytes_received = reduction.bytes_sent, reduction.bytes_received
+            outcome.share = reduction.share
+            self._link.end_round()
         return outcome
 
     def _deadline_s(self) -> float:
@@ -224,12 +236,15 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
 
     def _call(self, request: RoundRequest) -> Call:
         key = round_key(self._layout_hash, request.epoch, request.parent_root)
+        bandwidth = self._link.bandwidth
         me = Member(
             peer_id=self._swarm.peer_id,
             epoch=request.epoch,
             weight=request.weight,
             can_reduce=not self._swarm.config.client_mode,
             wants_average=request.wants_average,
+            upload=min(bandwidth.upload, MAX_RATE),
+            download=min(bandwidth.download, MAX_RATE),
             lost=sorted(request.lost)[:MAX_LOST],
         )
 
@@ -251,7 +266,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             contribution=request.contribution,
             num_values=self.num_values,
             epoch=request.epoch,
-            tools=Tools(self._codec, draft, self._buffers),
+            tools=Tools(self._codec, draft, self._buffers, self._threads),
             weight_cap=self._weight_cap,
             timeout_s=self._timeout_s,
             connect=self._connect,

@@ -9,14 +9,19 @@ from typing import Annotated
 
 import msgpack
 from blake3 import blake3
-from hivemind.averaging.load_balancing import load_balance_peers
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-PART_VALUES = 2**18  # 512 KiB of fp16: long enough to stream well, short enough that reducing begins soon
+from collab_core.averaging.shares import Load, divide
+
+PART_VALUES = 2**19  # 1 MiB of fp16: long enough to stream well, short enough that reducing begins soon
 MAX_GATHER_BYTES = 2048
 GROUP_ID_BYTES = 16
 MAX_MEMBERS = 256
 MAX_LOST = 8
+MAX_RATE = 1e12
+
+
+Rate = Annotated[float, Field(ge=0, le=MAX_RATE, allow_inf_nan=False)]
 
 
 class Member(BaseModel):
@@ -31,6 +36,9 @@ class Member(BaseModel):
     can_reduce: bool
     """Others can connect to it, so it may reduce a part for them."""
     wants_average: bool = True
+    upload: Rate = 0.0
+    """Bytes per second its link carries; 0 if it does not know."""
+    download: Rate = 0.0
     lost: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=MAX_LOST)] = []
     """Reducers this peer lost in earlier attempts at this epoch: they get nothing to reduce this time."""
 
@@ -77,8 +85,11 @@ class Group:
 
     def parts(self, num_values: int) -> dict[str, list[Part]]:
         """Each reducer's parts, in the order in which they travel."""
-        bandwidths = [None if member.can_reduce else 0.0 for member in self.members]
-        shares = load_balance_peers(num_values, bandwidths)
+        loads = [
+            Load(m.can_reduce, m.weight > 0, m.wants_average, upload=m.upload, download=m.download)
+            for m in self.members
+        ]
+        shares = divide(num_values, loads)
         plan: dict[str, list[Part]] = {}
         start = 0
         for member, share in zip(self.members, shares, strict=True):

@@ -6,7 +6,9 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +18,8 @@ from collab_core.averaging.feedback import Draft
 from collab_core.averaging.group import Part
 
 LARGEST_SUM = 1e37
+
+T = TypeVar("T")
 
 
 class Refused(Exception):
@@ -33,6 +37,11 @@ class Tools:
     codec: Codec
     feedback: Draft
     buffers: Buffers
+    threads: ThreadPoolExecutor
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do arithmetic off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
 
 
 class PartSum:
@@ -140,7 +149,8 @@ class Reducer:
         self._results: list[asyncio.Future[bytearray]] = [asyncio.get_running_loop().create_future() for _ in parts]
         for result in self._results:
             result.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._closing: dict[int, asyncio.Task[None]] = {}
+        self._is_closing = [False for _ in parts]
+        self._tasks: set[asyncio.Task[None]] = set()
         # values so large that their weighted sum could overflow are as bad as values that already did
         self._largest = LARGEST_SUM / max(1.0, sum(senders.values()))
         self.banned: dict[str, str] = {}
@@ -155,10 +165,15 @@ class Reducer:
         """Take a part from another peer; raise Refused if it cannot be right."""
         if sender in self.banned or sender not in self._waiting[index]:
             return
+        part_sum, weight = self._sums[index], self._senders[sender]
         try:
-            weight = self._senders[sender]
-            await asyncio.to_thread(self._sums[index].add, payload, weight, self._largest, self._tools)
+            if self._waiting[index] == {sender}:  # the last one: add and finish in one go, as waking a thread costs
+                self._is_closing[index] = True
+                await self._close(index, lambda: part_sum.add(payload, weight, self._largest, self._tools))
+            else:
+                await self._tools.run(part_sum.add, payload, weight, self._largest, self._tools)
         except Refused as error:
+            self._is_closing[index] = False
             raise Refused(f"part {index} {error}") from None
         self._waiting[index].discard(sender)
         self._close_if_complete(index)
@@ -174,14 +189,25 @@ class Reducer:
                 self._close_if_complete(index)
 
     def _close_if_complete(self, index: int) -> None:
-        if not self._waiting[index] and index not in self._closing:
-            self._closing[index] = asyncio.get_running_loop().create_task(self._close(index))
+        if not self._waiting[index] and not self._is_closing[index]:
+            self._is_closing[index] = True
+            task = asyncio.get_running_loop().create_task(self._close(index))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _close(self, index: int) -> None:
-        result = self._results[index]
+    async def _close(self, index: int, before: Callable[[], None] | None = None) -> None:
+        result, part_sum = self._results[index], self._sums[index]
         payload = self._tools.buffers.payload(self._tools.codec.encoded_bytes(self.parts[index].num_values))
+
+        def work() -> None:
+            if before is not None:
+                before()
+            part_sum.finish(payload, self._tools)
+
         try:
-            await asyncio.to_thread(self._sums[index].finish, payload, self._tools)
+            await self._tools.run(work)
+        except Refused:
+            raise
         except Exception as error:  # noqa: BLE001 - somebody waits for this part, and must hear that it will not come
             lost = error if isinstance(error, PartLost) else PartLost(f"a part could not be reduced: {error!r}")
             if not result.done():

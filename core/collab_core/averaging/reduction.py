@@ -52,6 +52,7 @@ class Reduction:
         self._connect, self._on_refused, self._fail_at = connect, on_refused, fail_at
         self._plan = group.parts(num_values)
         self._reducer = Reducer(me, self._plan.get(me, []), group.senders, self._contribution, self.average, tools)
+        self.share = sum(part.num_values for part in self._reducer.parts) / num_values
         self._reducer.on_part_done = self._after_a_part
         self._started: set[str] = {me}
         self._serving: set[str] = set()
@@ -75,7 +76,7 @@ class Reduction:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.to_thread(self._reducer.take_own)  # if we failed, others may still need our part
+            await self._tools.run(self._reducer.take_own)  # if we failed, others may still need our part
         return self.average
 
     async def _reduce_mine(self) -> None:
@@ -121,7 +122,7 @@ class Reduction:
             raise RoundFailed(f"the reducer {peer_id} ended the round ({frame.kind.name})")
         self.bytes_received += num_bytes
         mine = self.average[part.start : part.stop]
-        if not await asyncio.to_thread(self._decode, frame.payload, mine):
+        if not await self._tools.run(self._decode, frame.payload, mine):
             raise RoundFailed(f"part {index} from the reducer {peer_id} is not finite")
         self._tools.buffers.give_back(frame.payload)
 
@@ -144,10 +145,10 @@ class Reduction:
         ahead: asyncio.Task[bytearray] | None = None
         try:
             for index, part in enumerate(parts):
-                payload = await (ahead or asyncio.to_thread(self._encode, part))
+                payload = await (ahead or self._tools.run(self._encode, part))
                 ahead = None
                 if index + 1 < len(parts):
-                    ahead = asyncio.create_task(asyncio.to_thread(self._encode, parts[index + 1]))
+                    ahead = asyncio.create_task(self._tools.run(self._encode, parts[index + 1]))
                 yield Frame(Kind.PART, self._mine.weight, payload)
         finally:
             if ahead is not None:

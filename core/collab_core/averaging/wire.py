@@ -17,6 +17,7 @@ from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon import P2P
 
 from collab_core.averaging.buffers import Buffers
+from collab_core.averaging.link import Link
 
 HEAD = struct.Struct(">BdI")
 PIECE_BYTES = 2**17  # what a socket takes at once: longer writes are copied by the event loop
@@ -50,21 +51,26 @@ class Frame:
 class PartStream:
     """One open stream to another peer."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, buffers: Buffers) -> None:
-        self._reader, self._writer, self._buffers = reader, writer, buffers
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, buffers: Buffers, link: Link
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._buffers, self._link = buffers, link
         writer.transport.set_write_buffer_limits(0)  # a payload that was sent is out of our memory: it can be reused
 
     @classmethod
-    async def open(cls, p2p: P2P, peer_id: str, name: str, buffers: Buffers) -> PartStream:
+    async def open(cls, p2p: P2P, peer_id: str, name: str, buffers: Buffers, link: Link) -> PartStream:
         _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
-        return cls(reader, writer, buffers)
+        return cls(reader, writer, buffers, link)
 
     async def send(self, frame: Frame) -> None:
         self._writer.write(HEAD.pack(frame.kind, frame.weight, len(frame.payload)))
         view = memoryview(frame.payload)
         for start in range(0, len(view), PIECE_BYTES):
-            self._writer.write(view[start : start + PIECE_BYTES])
+            piece = view[start : start + PIECE_BYTES]
+            self._writer.write(piece)
             await self._writer.drain()
+            self._link.upload.count(len(piece))
         await self._writer.drain()
 
     async def receive(self, num_bytes: int) -> Frame | None:
@@ -94,6 +100,7 @@ class PartStream:
                 raise asyncio.IncompleteReadError(b"", size - position)
             view[position : position + len(piece)] = piece
             position += len(piece)
+            self._link.download.count(len(piece))
         return payload
 
     def close(self) -> None:
@@ -103,11 +110,11 @@ class PartStream:
 Handler = Callable[[PartStream, str], Awaitable[None]]
 
 
-async def serve_streams(p2p: P2P, name: str, buffers: Buffers, handler: Handler) -> None:
+async def serve_streams(p2p: P2P, name: str, buffers: Buffers, link: Link, handler: Handler) -> None:
     """Call `handler(stream, remote peer ID)` for every stream that others open under this name."""
 
     async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = PartStream(reader, writer, buffers)
+        stream = PartStream(reader, writer, buffers, link)
         try:
             await handler(stream, info.peer_id.to_base58())
         except ConnectionError:
