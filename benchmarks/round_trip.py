@@ -16,7 +16,7 @@ from benchmarks.team import run_team
 SIZES = (2, 4, 8)
 ARMS = ("hivemind", "collab")
 WORK_S = 2.0
-NUM_BATCHES = 20  # per peer and epoch, each WORK_S / NUM_BATCHES of sleep
+NUM_BATCHES = 40  # per peer and epoch, each WORK_S / NUM_BATCHES of sleep
 BATCH_SIZE = 4
 NUM_EPOCHS = 10
 NUM_WARM_UP = 3

@@ -12,12 +12,14 @@ from collab_core.errors import Code, ConfigError, TaskError
 from collab_core.peer import Peer, PeerConfig
 from collab_core.state.history import Standing
 from collab_core.state.layout import floating_buffers
+from collab_core.swarm import Peer as SwarmPeer
 from collab_trainer.batches import Batches
 from collab_trainer.data_journal import DataJournal
 from collab_trainer.device import autocast
 from collab_trainer.task import Task
 
 RATE_SMOOTHING = 0.2
+FORESIGHT_S = 1.0  # how far a record is thought on
 LISTEN_AFTER = 2  # missed epochs in a row before we only listen to a round: then others expect us in the next one
 
 
@@ -112,23 +114,24 @@ class Trainer(Peer):
         return self._collect(num_samples, loss_sum)
 
     def _should_average(self, num_samples: int) -> bool:
-        """The swarm has its batch, or the others have already gone to average it.
+        """The swarm has its batch, or others have already gone to average it.
 
         Whatever others claim, we bring at least one batch of our own.
         """
         if num_samples == 0:
             return False
         epoch, root = self.replica.epoch, self.root()
-        records = [peer.record for peer in self.outlook.companions(epoch, root) if peer.record.role == "trainer"]
-        others = [record for record in records if record.root == root]  # the rest still tell of the last epoch
+        trainers = [peer for peer in self.outlook.companions(epoch, root) if peer.record.role == "trainer"]
+        others = [peer for peer in trainers if peer.record.root == root]  # the rest still tell of the last epoch
         cap = self.settings.limits.max_samples_per_peer
-        collected = num_samples + sum(min(record.epoch_samples, cap) for record in others)
+        collected = num_samples + sum(min(_samples_by_now(peer), cap) for peer in others)
         if collected >= self.settings.strategy.target_batch_size:
             return True
         step = self.config.batch_size * self.config.accumulate_batches
         if num_samples + step > cap:
             return True
-        return any(record.phase == "averaging" for record in others)
+        is_averaging = any(peer.record.phase == "averaging" for peer in others)
+        return is_averaging or self.averager.is_awaited(epoch, root)
 
     def _report(self, num_samples: int, loss: float, seconds: float) -> None:
         rate = self.config.batch_size * self.config.accumulate_batches / max(seconds, 1e-6)
@@ -169,3 +172,12 @@ class Trainer(Peer):
                     f"The buffer {name} ({str(before.dtype).removeprefix('torch.')}) changes during training.",
                     fix="Use a layer without it (for BatchNorm: track_running_stats=False), or make it floating point.",
                 )
+
+
+def _samples_by_now(peer: SwarmPeer) -> float:
+    """What a peer told, and what it has probably done since: records are some tenths of a second old."""
+    record = peer.record
+    if record.phase != "working":
+        return record.epoch_samples
+    since_s = min(time.monotonic() - peer.changed, FORESIGHT_S)
+    return record.epoch_samples + record.samples_per_second * since_s

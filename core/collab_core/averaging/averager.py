@@ -162,6 +162,10 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._told.clear()
         self._matchmaking.set_epoch(epoch)
 
+    def is_awaited(self, epoch: int, parent_root: str) -> bool:
+        """Whether somebody already asked us to lead the round of this epoch."""
+        return self._matchmaking.is_awaited(round_key(self._layout_hash, epoch, parent_root))
+
     def round(self, request: RoundRequest, stop: threading.Event) -> RoundOutcome:
         """Find a group and average in it. Never raises for what others do: the outcome tells.
 

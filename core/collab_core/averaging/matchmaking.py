@@ -101,6 +101,10 @@ class Matchmaking:
             if follower.member.epoch < epoch:
                 self._answer(follower, averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_SCHEMA_HASH))
 
+    def is_awaited(self, key: bytes) -> bool:
+        """Whether somebody has come to us for this round already."""
+        return any(follower.key == key for follower in list(self._followers.values()))
+
     async def find_group(self, call: Call) -> Group:
         """The group for this call. Raises NoGroup or Behind."""
         assert self._call is None, "one round at a time"

@@ -142,8 +142,9 @@ class Directory:
         arrived: dict[str, Peer] = {}
         if found is not None and isinstance(found.value, dict):
             for peer_id, item in found.value.items():
-                if peer_id == self.peer_id:
-                    continue
+                known = self._peers.get(peer_id)
+                if peer_id == self.peer_id or (known is not None and known.expires >= item.expiration_time):
+                    continue  # checking a signature takes longer than anything else here
                 record = unseal(item.value, self.run_hash, peer_id, item.expiration_time)
                 if record is not None and item.expiration_time > now:
                     arrived[peer_id] = Peer(peer_id, record, item.expiration_time)
