@@ -19,6 +19,7 @@ from collab_trainer.device import autocast
 from collab_trainer.task import Task
 
 RATE_SMOOTHING = 0.2
+RECORD_AGE_S = 0.25  # how old a record is when it arrives, about: it is told and read a few times per second
 FORESIGHT_S = 1.0  # how far a record is thought on
 LISTEN_AFTER = 2  # missed epochs in a row before we only listen to a round: then others expect us in the next one
 
@@ -179,5 +180,5 @@ def _samples_by_now(peer: SwarmPeer) -> float:
     record = peer.record
     if record.phase != "working":
         return record.epoch_samples
-    since_s = min(time.monotonic() - peer.changed, FORESIGHT_S)
+    since_s = min(time.monotonic() - peer.changed + RECORD_AGE_S, FORESIGHT_S)
     return record.epoch_samples + record.samples_per_second * since_s

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NUM_HALVINGS = 60
 ALIKE = 2.0
+MIN_SHARE = 2**13  # values
 UNKNOWN_RATE = 1e6  # if nobody knows, all are alike, and how fast does not matter
 
 
@@ -33,6 +34,7 @@ def divide(num_values: int, loads: Sequence[Load]) -> list[int]:
 
     Bisects the duration of the round: the shortest one in which the members together can reduce everything.
     """
+    loads = _few_enough(num_values, loads)
     uploads, downloads = _known([load.upload for load in loads]), _known([load.download for load in loads])
     num_senders, num_receivers = sum(load.sends for load in loads), sum(load.receives for load in loads)
 
@@ -52,6 +54,14 @@ def divide(num_values: int, loads: Sequence[Load]) -> list[int]:
         middle = (low + high) / 2
         low, high = (low, middle) if sum(capacities(middle)) >= 1 else (middle, high)
     return _whole(num_values, capacities(high))
+
+
+def _few_enough(num_values: int, loads: Sequence[Load]) -> list[Load]:
+    """A small vector is reduced by few, first by those who send nothing: opening a stream takes longer than a part."""
+    num_reducers = max(1, num_values // MIN_SHARE)
+    ranked = sorted((index for index, load in enumerate(loads) if load.can_reduce), key=lambda i: (loads[i].sends, i))
+    chosen = set(ranked[:num_reducers])
+    return [replace(load, can_reduce=index in chosen) for index, load in enumerate(loads)]
 
 
 def _largest_share(has_own: bool, num_others: int, budget: float) -> float:
