@@ -27,7 +27,8 @@ test: venv lint
 docs: venv
 	$(BIN)/mkdocs build --strict
 
-bench: venv
+bench: venv  ## half an hour on two idle cores; goes on where it was stopped
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"
 	$(BIN)/python -m benchmarks
 
 clean:
