@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -146,6 +147,8 @@ def _value(option: Parameter) -> str:
         return ""
     is_list = get_origin(option.kind) is list
     kind = get_args(option.kind)[0] if is_list else option.kind
+    if issubclass(kind, Enum):
+        return ", ".join(f"`{choice.value}`" for choice in kind)
     text = {int: "whole number", float: "number", str: "text", Path: "path"}[kind]
     low, high = option.info.min, option.info.max
     if low is not None:
@@ -158,7 +161,8 @@ def _default(option: Parameter) -> str:
         on, off = option.flags
         names = on if option.default else off
         return f"`{names[0]}`" if names else "off"
-    return "" if option.default is None else f"`{option.default}`"
+    default = option.default.value if isinstance(option.default, Enum) else option.default
+    return "" if default is None else f"`{default}`"
 
 
 # --- the run file ---
@@ -180,6 +184,9 @@ def run_file_page() -> str:
         if path == "task":
             lines += ["", "### [task.options] of tiny-gpt", ""]
             lines += _section_table(TinyGPTOptions, "task.options", comments)
+            lines += ["", "### [task.options] of other packages", ""]
+            lines += ["A task that is not built in has options of its own, checked in the same way: whoever writes it"]
+            lines += ["[describes them](../tutorials/custom-task.md#2-the-task)."]
     lines += [
         "",
         "## What must agree",
@@ -258,7 +265,7 @@ def _allowed(schema: dict[str, Any]) -> str:
         text += f", less than {_number(schema['exclusiveMaximum'])}"
     if "maxLength" in schema:
         text += f", at most {schema['maxLength']} characters"
-    if "pattern" in schema:
+    if "pattern" in schema and "maxLength" not in schema:
         text += ": 1 to 48 small letters, digits and hyphens"
     return text
 

@@ -66,7 +66,7 @@ def demo(
         if as_json:
             print(json.dumps(report, indent=2))
         else:
-            tell(console, report, is_built_in=run is None)
+            tell(console, report, run)
 
 
 def built_in_run(folder: Path, seed: int) -> Any:
@@ -199,12 +199,12 @@ def summarise(swarm: LocalSwarm, run_folder: Any, seconds: float) -> dict[str, A
     }
 
 
-def tell(console: Console, report: dict[str, Any], *, is_built_in: bool) -> None:
-    """The same report for people."""
+def tell(console: Console, report: dict[str, Any], run: str | None) -> None:
+    """The same report for people, and what to type next."""
     loss = report["loss"]
     floor = "" if loss["floor"] is None else f"  (nobody can get below {loss['floor']:.3f})"
     console.print(f"\n[bold]{report['epochs']} epochs in {report['seconds']:.0f} s.[/bold]")
-    console.print(f"Loss on text nobody trained on: {loss['first']:.3f} → [bold]{loss['last']:.3f}[/bold]{floor}")
+    console.print(f"Loss on data nobody trained on: {loss['first']:.3f} → [bold]{loss['last']:.3f}[/bold]{floor}")
     total = sum(person["samples"] for person in report["peers"]) or 1
     for person in report["peers"]:
         if person["role"] == "trainer":
@@ -213,8 +213,8 @@ def tell(console: Console, report: dict[str, Any], *, is_built_in: bool) -> None
         else:
             console.print(f"  {escape(person['name']):<18} reduced for the others and kept the state")
     console.print(f"All {len(report['peers'])} hold the same model, bit for bit: {report['model_root'][:24]}…")
-    console.print("\nWhat it writes by now:\n")
+    console.print("\nWhat it can do by now:\n")
     for line in report["sample"].splitlines():
-        console.print(f"  [italic]{escape(line)}[/italic]")
-    console.print("\nNext, a run of your own that others can join:\n")
-    console.print("  collab new my-run" if is_built_in else "  collab aux RUN", style="bold cyan")
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    console.print("\nNext, a run of your own that others can join:\n" if run is None else "\nNext, with others:\n")
+    console.print("  collab new my-run" if run is None else f"  collab aux {escape(run)}", style="bold cyan")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from collab_core.errors import Code, CollabError
+from collab_core.errors import Code, CollabError, TaskError
 
 
 def show_error(error: CollabError) -> None:
@@ -40,6 +40,8 @@ def errors_in_words(*, verbose: bool = False) -> Iterator[None]:
     try:
         yield
     except CollabError as error:
+        if verbose and isinstance(error, TaskError) and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)  # in somebody else's code: its author wants to see it
         show_error(error)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:

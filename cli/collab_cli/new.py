@@ -9,18 +9,38 @@ import typer
 from rich.console import Console
 
 from collab_cli.failures import errors_in_words
+from collab_core.templates import Template
 
 
 def new(
     folder: Annotated[Path, typer.Argument(help="Folder to create; its name becomes the run's name.")],
+    template: Annotated[
+        Template,
+        typer.Option(
+            help="What to train: the built-in tiny GPT, or a task of your own, written as an example package."
+        ),
+    ] = Template.TINY_GPT,
 ) -> None:
     """Begin a run: write a commented run.toml and the organiser's key."""
     with errors_in_words():
-        from collab_core.run import RunFolder, run_template
+        from collab_core.run import RunFolder, run_template, template_files
 
-        made = RunFolder.create(folder, run_template(folder.absolute().name))
+        name = folder.absolute().name
+        made = RunFolder.create(folder, run_template(name, template), template_files(name, template))
         console = Console(highlight=False)
         console.print(f"Created [bold]{made.run_file}[/bold]  the run: look through it, change what you like")
         console.print(f"Created [bold]{made.key_file}[/bold]  your key: keep it, show it to nobody")
+        if template is Template.CUSTOM:
+            tell_about_task(console, folder)
         console.print("\nNext, on a machine that others can reach:\n")
         console.print(f"  collab aux {folder}", style="bold cyan")
+
+
+def tell_about_task(console: Console, folder: Path) -> None:
+    """What to do with the package of the task before others come."""
+    task = folder / "task"
+    console.print(f"Created [bold]{task}[/bold]  the task: an example package to change")
+    console.print("\nInstall it, test it, and train with it on this machine:\n")
+    for command in (f"pip install -e {task}", f"python -m pytest {task}", f"collab demo {folder}"):
+        console.print(f"  {command}", style="bold cyan")
+    console.print("\nThen make it yours. Everybody who takes part installs it.")

@@ -36,6 +36,9 @@ class Code(Enum):
     NO_DEVICE = (403, "The requested device is not available")
     UNSUPPORTED_MODEL = (404, "The model cannot be kept identical on every peer")
     NO_DATA = (405, "The data cannot be read, or has no sample in it")
+    TASK_NOT_INSTALLED = (411, "The run's task is not installed here")
+    BAD_TASK = (412, "The package of the task cannot be used")
+    TASK_FAILED = (413, "The task failed")
     INTERNAL = (500, "Something went wrong inside Collab")
     PEER_FAILED = (501, "A peer of the demo failed")
 

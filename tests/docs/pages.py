@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 SOURCES = [ROOT / "core", ROOT / "trainer", ROOT / "aux_peer", ROOT / "cli"]
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TITLED_FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,25 @@ def commands(page: Path) -> list[Command]:
     """The lines that begin with `$ ` in the console blocks of a page."""
     blocks = [body for language, body in _FENCE.findall(page.read_text()) if language == "console"]
     return [Command(page, line[2:]) for body in blocks for line in body.splitlines() if line.startswith("$ ")]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that a reader is told to write."""
+
+    name: str
+    text: str
+
+
+def steps(page: Path) -> list[Command | File]:
+    """What a page tells its reader to do, from top to bottom: commands, and code blocks that have a file as title."""
+    found: list[Command | File] = []
+    for language, title, body in _TITLED_FENCE.findall(page.read_text()):
+        if language == "console":
+            found += [Command(page, line[2:]) for line in body.splitlines() if line.startswith("$ ")]
+        elif title:
+            found.append(File(title, body))
+    return found
 
 
 def prose(page: Path) -> str:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
-import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
-import psutil
 import pytest
 from pages import DOCS, ROOT, Command, commands, generator, pages
+from terminals import Terminals
 
 TUTORIAL = DOCS / "tutorial.md"
-WAIT_S = 180.0  # for what usually takes seconds: the machine may be busy
 ALL = [command for page in pages() for command in commands(page)]
 
 
@@ -63,9 +57,11 @@ def test_other_command_is_one_of_this_repository(command: Command) -> None:
         case ["make", target]:
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         case ["python", "-m", "pytest", folder]:
-            assert (ROOT / folder).is_dir()
+            assert (ROOT / folder).is_dir() or f'title="{folder}/test_' in command.page.read_text()
         case ["python", script]:
             assert (ROOT / script).is_file()
+        case ["pip", "install", "-e", folder]:
+            assert f'title="{folder}/pyproject.toml"' in command.page.read_text(), "what is installed is on the page"
         case ["source", ".venv/bin/activate"] | ["pre-commit", "install"]:
             pass
         case _:
@@ -81,80 +77,6 @@ def test_options_named_in_the_text_exist() -> None:
     for page in pages():
         named = set(re.findall(r"`(--[a-z][a-z-]+)", page.read_text()))
         assert named <= known, page.name
-
-
-class Terminals:
-    """Runs the commands of a page, each in a process of its own, in one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.home = folder, folder / "home"
-        self._environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "COLLAB_HOME": str(self.home),
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "passive",
-            "COLUMNS": "120",
-        }
-        self._running: list[tuple[str, subprocess.Popen[bytes], Path]] = []
-
-    def start(self, command: str) -> subprocess.Popen[bytes]:
-        log = self.folder / f"terminal-{len(self._running)}.log"
-        with open(log, "wb") as output:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"],  # exec: the process we know is the one that counts
-                cwd=self.folder,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        self._running.append((command, process, log))
-        return process
-
-    def output(self, process: subprocess.Popen[bytes]) -> str:
-        return next(log.read_text(errors="replace") for _, one, log in self._running if one is process)
-
-    def finish(self, process: subprocess.Popen[bytes]) -> str:
-        """Wait until a command has ended well; returns what it printed."""
-        self.wait_for(lambda: process.poll() is not None, "a command to end")
-        assert process.returncode == 0, self.output(process)
-        return self.output(process)
-
-    def events(self) -> list[dict[str, Any]]:
-        """Whole lines of every peer's event log."""
-        texts = [path.read_text() for path in self.home.glob("*/*/events.jsonl")]
-        return [json.loads(line) for text in texts for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-    def wait_for(self, happened: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not happened():
-            for command, process, log in self._running:
-                assert process.poll() in (None, 0), f"{command}\n{log.read_text(errors='replace')}"
-            assert time.monotonic() < deadline, f"waited in vain for {what}"
-            time.sleep(0.1)
-
-    def close(self) -> list[str]:
-        """End everything that was started, and what that started; returns what did not end when asked."""
-        children = []
-        for _, process, _ in self._running:
-            if process.poll() is None:
-                children += psutil.Process(process.pid).children(recursive=True)
-                process.send_signal(signal.SIGINT)
-        stubborn = []
-        deadline = time.monotonic() + 15
-        for command, process, _ in self._running:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                stubborn.append(command)
-                process.kill()
-                process.wait()
-        _, alive = psutil.wait_procs(children, timeout=5)
-        for child in alive:
-            stubborn.append(child.name())
-            child.kill()
-        return stubborn
 
 
 @pytest.fixture

@@ -1,8 +1,36 @@
-"""Trainer peers: tasks and their data, devices, and the loop of four moves."""
+"""Trainer peers: tasks and their data, devices, and the loop of four moves.
+
+Authors of tasks need these, and `collab_trainer.testing`:
+    Task                    what a task is
+    TaskOptions             its options in the run file
+    Batch                   what its samples are
+    Block, NumberedBlocks   where its data comes from, if it is generated or found by number
+    Blocks                  where it comes from otherwise
+    fill_parameters         how its model begins: the same bytes everywhere
+    evaluating              how to look at a model
+"""
 
 from collab_trainer.device import pick_device
+from collab_trainer.evaluating import evaluating
 from collab_trainer.initial import initial_root, new_replica
-from collab_trainer.task import Task, load_task
+from collab_trainer.seeding import fill_parameters, std_by_fan_in
+from collab_trainer.task import Batch, Block, Blocks, NumberedBlocks, Task, TaskOptions, load_task
 from collab_trainer.trainer import Trainer, TrainerConfig
 
-__all__ = ["Task", "Trainer", "TrainerConfig", "initial_root", "load_task", "new_replica", "pick_device"]
+__all__ = [
+    "Batch",
+    "Block",
+    "Blocks",
+    "NumberedBlocks",
+    "Task",
+    "TaskOptions",
+    "Trainer",
+    "TrainerConfig",
+    "evaluating",
+    "fill_parameters",
+    "initial_root",
+    "load_task",
+    "new_replica",
+    "pick_device",
+    "std_by_fan_in",
+]

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from collab_core.errors import Code, TaskError
+from collab_core.run.problems import option_reason
 from collab_core.run.settings import Section, TaskSettings
 
 TASK_NAMES = ("tiny-gpt",)
@@ -18,6 +19,10 @@ Batch: TypeAlias = dict[str, torch.Tensor]
 """Samples, one per row: tensors with the same first dimension. Names are between a task's `samples` and its `loss`."""
 
 Options = TypeVar("Options", bound=Section)
+
+
+class TaskOptions(Section):
+    """`[task.options]` of a task: a pydantic model, strict, without unknown keys, frozen."""
 
 
 class Blocks(Protocol):
@@ -59,7 +64,7 @@ class Task(Protocol):
 
     @property
     def floor(self) -> float | None:
-        """The lowest loss `evaluate` can reach by learning, in nats per token, if it is known."""
+        """The lowest loss `evaluate` can reach by learning, if it is known."""
 
     def build_model(self) -> torch.nn.Module:
         """A new model on the CPU, initialised from the run's seed: the same bytes on every machine."""
@@ -90,10 +95,17 @@ def load_task(settings: TaskSettings) -> Task:
         from collab_trainer.tiny_gpt import TinyGPT, TinyGPTOptions
 
         return TinyGPT(seed=settings.seed, options=read_options(settings, TinyGPTOptions))
+    from collab_trainer.custom import is_custom, load_custom_task
+
+    if is_custom(settings.name):
+        return load_custom_task(settings)
+    form = "The task of a package is written 'package.module:Class'. " if {".", ":"} & set(settings.name) else ""
     raise TaskError(
         Code.UNKNOWN_TASK,
         f"The run wants the task {settings.name!r}, which is not known here; known: {', '.join(TASK_NAMES)}.",
-        fix=_did_you_mean(settings.name, TASK_NAMES) + "Correct task.name in run.toml, or install a newer Collab.",
+        fix=_did_you_mean(settings.name, TASK_NAMES)
+        + form
+        + "Correct task.name in run.toml, or install a newer Collab.",
     )
 
 
@@ -110,12 +122,14 @@ def read_options(settings: TaskSettings, options_type: type[Options]) -> Options
     known = list(options_type.model_fields)
     fix = f"Change [task.options] in run.toml; the options of {settings.name} are: {', '.join(known)}."
     if not first["loc"]:  # two options contradict each other: the message names both
-        raise TaskError(Code.BAD_TASK_OPTION, f"{first['ctx']['error']}.", fix=fix)
+        raise TaskError(Code.BAD_TASK_OPTION, f"{option_reason(first)}.", fix=fix)
     name = str(first["loc"][0])
+    if first["type"] == "missing":
+        raise TaskError(Code.BAD_TASK_OPTION, f"The task {settings.name} needs the option {name!r}.", fix=fix)
     if name not in known:
         message = f"The task {settings.name} has no option {name!r} (seen: {name} = {settings.options[name]!r})."
         raise TaskError(Code.BAD_TASK_OPTION, message, fix=_did_you_mean(name, known) + fix)
-    allowed = _allowed(options_type.model_json_schema()["properties"][name]) or first["msg"]
+    allowed = _allowed(options_type.model_json_schema()["properties"][name]) or option_reason(first)
     message = f"The option {name} = {settings.options[name]!r} of the task {settings.name} is not allowed: {allowed}."
     raise TaskError(Code.BAD_TASK_OPTION, message, fix=fix)
 

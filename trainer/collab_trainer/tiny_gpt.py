@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 
 from collab_core.run.settings import Section
 from collab_trainer.corpus import Corpus
+from collab_trainer.evaluating import evaluating
+from collab_trainer.seeding import fill_parameters
 from collab_trainer.task import Batch, Block, NumberedBlocks
 
 VOCABULARY = 256
@@ -87,7 +88,7 @@ class TinyGPT:
         )
         with torch.random.fork_rng(devices=[]):  # transformers draws values that we replace; nobody else should notice
             model: torch.nn.Module = GPT2LMHeadModel(config)
-        fill_parameters(model, seed=self.seed, options=self.options)
+        fill_parameters(model, seed=self.seed, std_of=lambda name, _: _initial_std(name, self.options))
         return model
 
     def blocks(self, *, seed: int, position: Mapping[str, Any] | None) -> NumberedBlocks:
@@ -102,25 +103,15 @@ class TinyGPT:
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def evaluate(self, model: torch.nn.Module) -> float:
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                return float(self.loss(model, self._evaluation_batch))
-        finally:
-            model.train(was_training)
+        with evaluating(model):
+            return float(self.loss(model, self._evaluation_batch))
 
     def sample(self, model: torch.nn.Module) -> str:
-        was_training = model.training
-        model.eval()
         generator = torch.Generator().manual_seed(SAMPLE_SEED)
-        try:
+        with evaluating(model):
             texts = [self._continue(model, prompt, count, generator) for prompt, count in SAMPLE_PROMPTS]
-        finally:
-            model.train(was_training)
         return "\n".join(_printable(text) for text in texts)
 
-    @torch.no_grad()
     def _continue(self, model: torch.nn.Module, prompt: bytes, num_bytes: int, generator: torch.Generator) -> bytes:
         text = list(prompt)
         for _ in range(num_bytes):
@@ -137,26 +128,6 @@ class TinyGPT:
     def _windows(self, block: Block, count: int, *, held_out: bool = False) -> torch.Tensor:
         length = self.options.sequence_length
         return torch.from_numpy(self.corpus.windows(*block, count=count, sequence_length=length, held_out=held_out))
-
-
-def fill_parameters(model: torch.nn.Module, *, seed: int, options: TinyGPTOptions) -> None:
-    """Initialise a GPT-2 with the same bytes on every machine.
-
-    `torch.randn` differs between instruction sets. Here integers from PCG64, whose stream numpy guarantees, become
-    float32 without rounding and are multiplied once by a constant: uniform values with the wanted standard deviation.
-    Tied parameters appear once, under their first name, and stay tied.
-    """
-    bits = np.random.PCG64(seed)
-    for name, parameter in sorted(model.named_parameters()):
-        if name.endswith(".bias"):
-            values = np.zeros(parameter.shape, dtype=np.float32)
-        elif ".ln_" in name:
-            values = np.ones(parameter.shape, dtype=np.float32)
-        else:
-            integers = (bits.random_raw(parameter.numel()) >> np.uint64(40)).astype(np.int32) - 2**23
-            values = integers.astype(np.float32) * np.float32(_initial_std(name, options) * math.sqrt(3) / 2**23)
-        with torch.no_grad():
-            parameter.copy_(torch.from_numpy(values.reshape(parameter.shape)))
 
 
 def _initial_std(name: str, options: TinyGPTOptions) -> float:

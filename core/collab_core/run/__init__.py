@@ -3,7 +3,7 @@
 Read in this order:
     settings.py   what a run may say
     runfile.py    reading `run.toml`; problems.py puts what is wrong into words
-    template.py   the `run.toml` that `collab new` writes
+    template.py   what `collab new` writes: a `run.toml`, and the package of a custom task
     keys.py       the organiser's key
     manifest.py   the canonical, signed form, whose hash is the run's identity; grants
     invite.py     the one string that is enough to join
@@ -22,7 +22,7 @@ from collab_core.run.settings import (
     StrategySettings,
     TaskSettings,
 )
-from collab_core.run.template import run_template
+from collab_core.run.template import run_template, template_files
 
 __all__ = [
     "Invite",
@@ -43,5 +43,6 @@ __all__ = [
     "looks_like_invite",
     "parse_settings",
     "run_template",
+    "template_files",
     "verify",
 ]

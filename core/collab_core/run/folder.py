@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from collab_core.errors import Code, ConfigError, StateError, SwarmError
@@ -33,8 +33,13 @@ class RunFolder:
         self.manifest_file = self.path / MANIFEST_FILE
 
     @classmethod
-    def create(cls, path: Path, template: str) -> RunFolder:
+    def create(cls, path: Path, template: str, files: Mapping[str, bytes] | None = None) -> RunFolder:
         """Make a folder with a run file and a new key, or leave nothing behind.
+
+        Args:
+            path: of the folder.
+            template: text of the run file.
+            files: more to write: path in the folder, content.
 
         Raises:
             ConfigError: FOLDER_EXISTS, or the template is not a valid run file.
@@ -43,15 +48,17 @@ class RunFolder:
         with _said_in_words(path), contextlib.ExitStack() as undo:
             if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
                 raise FileExistsError(path)
-            for missing in [above for above in (*reversed(path.parents), path) if not above.exists()]:
-                missing.mkdir(exist_ok=True)
-                undo.callback(_undoing(missing.rmdir))
+            _make_folders(path, undo)
             folder = cls(path)
             # only what we made ourselves is taken away again: another `collab new` may be at work on the same folder
             OrganiserKey.create(folder.key_file)
             undo.callback(_undoing(folder.key_file.unlink))
             create_file(folder.run_file, template.encode())
             undo.callback(_undoing(folder.run_file.unlink))
+            for name, content in (files or {}).items():
+                _make_folders((path / name).parent, undo)
+                create_file(path / name, content)
+                undo.callback(_undoing((path / name).unlink))
             folder.settings()
             undo.pop_all()
         return folder
@@ -117,6 +124,12 @@ def _with_settings(manifest: Manifest, settings: RunSettings) -> Manifest:
 def _says(manifest: Manifest, settings: RunSettings) -> bool:
     # not `==` of the settings: for Python 1, 1.0 and true are equal, for the run's hash they are not
     return _with_settings(manifest, settings).canonical() == manifest.canonical()
+
+
+def _make_folders(path: Path, undo: contextlib.ExitStack) -> None:
+    for missing in [above for above in (*reversed(path.parents), path) if not above.exists()]:
+        missing.mkdir(exist_ok=True)
+        undo.callback(_undoing(missing.rmdir))
 
 
 def _undoing(action: Callable[[], None]) -> Callable[[], None]:

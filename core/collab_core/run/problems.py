@@ -18,6 +18,7 @@ from collab_core.errors import Code, ConfigError
 from collab_core.run.settings import RunSettings, Section
 
 NAME_RULE = "1 to 48 small letters, digits and hyphens, not beginning with a hyphen"
+PACKAGE_RULE = "the name of a package, with versions if need be and no spaces, such as 'my-task>=1.0'"
 OPTION_RULE = "text, a number, true or false, or a list of these"
 
 
@@ -49,6 +50,20 @@ def option_problems(options: Mapping[str, object]) -> Iterator[Problem]:
             if (reason := _why_not_an_option(item)) is not None:
                 yield _bad_value(("task", "options", name), value, reason)
                 break
+
+
+def option_reason(detail: ErrorDetails) -> str:
+    """Why a task does not allow one of its options; of these only the task knows the type."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    match kind:
+        case "value_error" | "assertion_error":
+            return str(context["error"])
+        case "literal_error":
+            return f"it must be {context['expected']}"
+        case "string_pattern_mismatch":
+            return f"it must match {context['pattern']}"
+        case _:
+            return _reason(kind, detail["loc"], detail["input"], context)
 
 
 def dotted(path: Sequence[str | int]) -> str:
@@ -103,13 +118,17 @@ def _reason(kind: str, path: tuple[str | int, ...], value: object, context: Mapp
             words = f"it must be {_either([repr(word) for word in allowed])}"
             return words + (_did_you_mean(str(value).lower(), allowed) if isinstance(value, str) else "")
         case "string_pattern_mismatch":
-            return f"it must be {NAME_RULE}"
+            return f"it must be {PACKAGE_RULE if path[-1] == 'package' else NAME_RULE}"
         case "string_too_long":
             return f"it has {len(str(value))} characters, and at most {context['max_length']} are allowed"
         case "int_type":
             return f"it must be a whole number, not {_kind(value)}"
         case "float_type":
             return f"it must be a number, not {_kind(value)}"
+        case "bool_type":
+            return f"it must be true or false, not {_kind(value)}"
+        case "list_type":
+            return f"it must be a list, not {_kind(value)}"
         case "string_type":
             return f"it must be text in quotes, not {_kind(value)}"
         case "model_type" | "dict_type":

@@ -7,6 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")]
+# Volunteers are told to type this after `pip install`, so there is no room in it for another command or another index.
+Requirement = Annotated[
+    str,
+    Field(
+        max_length=200,
+        pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
+        r"((===?|[<>!~]=|[<>])[0-9A-Za-z.*+!]+(,(===?|[<>!~]=|[<>])[0-9A-Za-z.*+!]+)*)?)?$",
+    ),
+]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
@@ -20,8 +29,10 @@ class Section(BaseModel):
 class TaskSettings(Section):
     """What is trained, on what."""
 
-    name: str = "tiny-gpt"
-    """A built-in task."""
+    name: Annotated[str, Field(max_length=200)] = "tiny-gpt"
+    """A built-in task, or `package.module:Class` of an installed package that registers it."""
+    package: Requirement = ""
+    """What to install for a task that is not built in, e.g. `my-task>=1.0`. Shown, never installed by itself."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial parameters."""
     options: dict[str, Any] = Field(default_factory=dict)

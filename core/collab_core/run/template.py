@@ -1,24 +1,26 @@
-"""The run file that `collab new` writes: every key with its default, and a word on what it is for."""
+"""What `collab new` writes: the run file with every key, and for a custom task the package it comes from.
+
+To add a template, name it in `collab_core.templates` and put its `[task]` sections into `TASKS`. Files to write beside
+the run file lie in `templates/<its name>/`: real files of a run called my-run, of which only this name is replaced.
+"""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from collab_core.errors import Code, ConfigError
 from collab_core.run.problems import NAME_RULE, show_value
 from collab_core.run.runfile import parse_settings
+from collab_core.templates import Template
 
-_TEMPLATE = """\
-# A Collab run. It is valid as it stands:
-#     collab aux {name}      signs it, starts the first peer and prints the invite
-#     collab demo {name}     tries it on this machine alone
-# Once people have joined, a change here is a new run with a new invite.
+FOLDER = Path(__file__).parent / "templates"
 
-name = "{name}"
-description = ""                  # one or two sentences for the people you invite
-
+TASKS = {
+    Template.TINY_GPT: """\
 [task]
 name = "tiny-gpt"                 # what is trained, on what
+package = ""                      # what to install for a task that is not built in
 seed = 0                          # of the initial parameters
 
 [task.options]                    # the task's own
@@ -27,7 +29,30 @@ layers = 2
 heads = 4
 width = 64
 sequence_length = 128
+""",
+    Template.CUSTOM: """\
+[task]
+name = "my_run_task.pictures:Pictures"   # what is trained: a class of an installed package
+package = ""                      # once it is published: what people are told to install, e.g. "my-run-task>=0.1"
+seed = 0                          # of the initial parameters
 
+[task.options]                    # the task's own, see task/src/my_run_task/pictures.py
+size = 16
+noise = 1.0
+width = 16
+""",
+}
+
+_TEMPLATE = """\
+# A Collab run. It is valid as it stands:
+#     collab aux my-run      signs it, starts the first peer and prints the invite
+#     collab demo my-run     tries it on this machine alone
+# Once people have joined, a change here is a new run with a new invite.
+
+name = "my-run"
+description = ""                  # one or two sentences for the people you invite
+
+{task}
 [strategy]
 name = "allreduce"
 target_batch_size = 256           # samples the whole swarm collects for one epoch (one update)
@@ -55,8 +80,12 @@ max_epochs = 0                    # the run ends after so many; 0 means it has n
 """
 
 
-def run_template(name: str) -> str:
+def run_template(name: str, template: Template = Template.TINY_GPT) -> str:
     """The text of a new `run.toml`.
+
+    Args:
+        name: of the run.
+        template: what it trains.
 
     Raises:
         ConfigError: BAD_OPTION, the name is not allowed.
@@ -70,4 +99,21 @@ def run_template(name: str) -> str:
             f"A run cannot be named {show_value(name)}: a name is {NAME_RULE}.",
             fix=f"Try `collab new {better or 'my-run'}`.",
         ) from None
-    return _TEMPLATE.format(name=name)
+    return _renamed(_TEMPLATE.format(task=TASKS[template]), name)
+
+
+def template_files(name: str, template: Template) -> dict[str, bytes]:
+    """Files to write beside the run file: path in the run's folder, content."""
+    folder = FOLDER / template.value
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    return {
+        _renamed(path.relative_to(folder).as_posix(), name): _renamed(path.read_text(encoding="utf-8"), name).encode()
+        for path in found
+    }
+
+
+def _renamed(text: str, name: str) -> str:
+    """The run's name, and what Python can call it: several runs' packages can be installed side by side."""
+    identifier = name.replace("-", "_")
+    identifier = f"run_{identifier}" if identifier[0].isdigit() else identifier
+    return text.replace("my-run", name).replace("my_run", identifier)

@@ -1,0 +1,12 @@
+"""Names of what `collab new` can begin with. Apart from `collab_core.run`, so that `--help` need not load that."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Template(str, Enum):
+    """A run to begin with; `collab_core.run.template` has the text of each."""
+
+    TINY_GPT = "tiny-gpt"
+    CUSTOM = "custom"
