@@ -46,6 +46,10 @@ def describe(event: dict[str, Any]) -> str | None:
                 f"[cyan]Fetched the state of epoch {event['epoch']} from {donors}: "
                 f"{event['bytes'] / 1e6:.1f} MB in {event['seconds']:.1f} s[/cyan] ({reason})"
             )
+        case "reachability" if not event["is_reachable"]:
+            return _hidden(event)
+        case "address_changed":
+            return f"[cyan]This machine moved from {event['old']} to {event['new']}: connecting again.[/cyan]"
         case "peer_joined":
             return f"[green]+ {name}[/green] ({event['role']}) is here"
         case "peer_left":
@@ -70,3 +74,21 @@ def describe(event: dict[str, Any]) -> str | None:
             return f"Left{where}{thanks}. Thank you!"
         case _:
             return None
+
+
+def _hidden(event: dict[str, Any]) -> str:
+    """What it means that nobody can connect to us, and what to do about it."""
+    port = f"TCP port {event['port']}"
+    match event["mode"]:
+        case "client":
+            return (
+                "Nobody can connect to this machine, so it only dials out (client mode) and others reduce for it. "
+                f"[dim]To reduce too: open {port} in your router, or try --use-relay.[/dim]"
+            )
+        case "relay":
+            return "Nobody can connect to this machine, so others reach it through an auxiliary (relay)."
+        case _:
+            return (
+                f"[red]Others cannot connect to this machine ({escape(', '.join(event['missed']))}).[/red] "
+                f"Open {port} in your router or firewall: a run needs an auxiliary that everyone can reach."
+            )

@@ -155,7 +155,7 @@ class Router(Host):
         for rule in (
             "-P FORWARD DROP",
             "-A FORWARD -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
-            "-A FORWARD -i lan -j ACCEPT",  # out, and, as the kernel may show bridged packets here too, among themselves
+            "-A FORWARD -i lan -j ACCEPT",  # out; and among themselves, if bridged packets come by here
             "-A FORWARD -m conntrack --ctstate DNAT -j ACCEPT",
             "-A INPUT -i eth0 -m conntrack ! --ctstate ESTABLISHED,RELATED -j DROP",
             "-t nat -A POSTROUTING -o eth0 -j MASQUERADE",

@@ -1,0 +1,131 @@
+"""Staying connected: whoever can be dialled is dialled again when we lose them, when they move, and when we move."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hivemind.p2p import PeerID
+
+from collab_core.swarm.addresses import dialable, host_and_port, is_relayed, source_towards
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 3.0
+MIN_PAUSE_S, MAX_PAUSE_S = 2.0, 8.0  # between two attempts to reach somebody who is away
+MAX_TARGETS = 64
+
+
+class Links:
+    """Our connections to others. Everything here runs in the reactor's thread; `connected` may be read from any."""
+
+    def __init__(
+        self,
+        p2p: Any,
+        node: Any,
+        *,
+        targets: Callable[[], Mapping[str, Sequence[str]]],
+        on_moved: Callable[[str, str], None],
+    ) -> None:
+        """
+        Args:
+            p2p: the transport.
+            node: our DHT node.
+            targets: whom we want to be connected to, by peer ID, and where they can be found.
+            on_moved: told the old and the new address of this machine.
+        """
+        self._p2p, self._node, self._targets, self._on_moved = p2p, node, targets, on_moved
+        self.connected: Mapping[str, frozenset[str]] = {}
+        """Peers we have a connection with, and where it leads."""
+        self._sources: dict[tuple[str, str], str] = {}
+        self._dialled: dict[str, frozenset[str]] = {}
+        self._pauses: dict[str, float] = {}
+        self._next_try: dict[str, float] = {}
+
+    async def look(self) -> None:
+        """Find out whom we lost, and dial them."""
+        await self._list()
+        targets = dict(list(self._targets().items())[:MAX_TARGETS])
+        if leave := self._after_our_move() | self._after_their_move(targets):
+            await asyncio.gather(*(self._disconnect(peer_id) for peer_id in leave))
+            self._pauses.clear()
+            self._next_try.clear()
+            await self._list()
+        # Connected is not enough: a peer that was away is gone from our DHT routing table until it is pinged.
+        routed = {peer_id.to_base58() for peer_id in self._node.protocol.routing_table.uid_to_peer_id.values()}
+        now = asyncio.get_running_loop().time()
+        missed = [
+            peer_id
+            for peer_id in targets
+            if (peer_id not in self.connected or peer_id not in routed) and self._next_try.get(peer_id, 0.0) <= now
+        ]
+        await asyncio.gather(*(self._dial(peer_id, targets[peer_id]) for peer_id in missed))
+
+    async def _list(self) -> None:
+        """Raises if the daemon does not answer."""
+        found: dict[str, frozenset[str]] = {}
+        for info in await asyncio.wait_for(self._p2p.list_peers(), timeout=CALL_TIMEOUT_S):
+            peer_id = info.peer_id.to_base58()
+            found[peer_id] = found.get(peer_id, frozenset()) | {str(address) for address in info.addrs}
+        self.connected = found
+
+    def _after_our_move(self) -> set[str]:
+        """Peers our packets now leave for from another address: what we had with them is dead, though TCP would need
+        minutes to say so."""
+        sources: dict[tuple[str, str], str] = {}
+        moved: dict[str, tuple[str, str]] = {}
+        for peer_id, addresses in self.connected.items():
+            for place in map(host_and_port, addresses):
+                if place is None:
+                    continue
+                before = self._sources.get((peer_id, place[0]))
+                source = source_towards(place[0]) or before  # no way at the moment: perhaps it comes back as it was
+                if source is None:
+                    continue
+                sources[peer_id, place[0]] = source
+                if before is not None and source != before:
+                    moved[peer_id] = (before, source)
+        self._sources = sources
+        for before, source in dict.fromkeys(moved.values()):
+            self._on_moved(before, source)
+        return set(moved)
+
+    def _after_their_move(self, targets: Mapping[str, Sequence[str]]) -> set[str]:
+        """Peers that say they are elsewhere now than where our connection with them leads."""
+        moved = set()
+        for peer_id, addresses in targets.items():
+            told = frozenset(addresses)
+            before = self._dialled.get(peer_id)
+            self._dialled[peer_id] = told
+            if before is None or before == told or peer_id not in self.connected:
+                continue
+            hosts = {place[0] for place in map(host_and_port, told) if place is not None}
+            direct = [address for address in self.connected[peer_id] if not is_relayed(address)]
+            ends = {place[0] for place in map(host_and_port, direct) if place is not None}
+            if ends and not ends & hosts:
+                moved.add(peer_id)
+        return moved
+
+    async def _disconnect(self, peer_id: str) -> None:
+        try:
+            await asyncio.wait_for(self._p2p._client.disconnect(PeerID.from_base58(peer_id)), CALL_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - then it will notice by itself, only later
+            logger.info("the old connection to %s cannot be closed: %r", peer_id, error)
+
+    async def _dial(self, peer_id: str, addresses: Sequence[str]) -> None:
+        remote = PeerID.from_base58(peer_id)
+        try:
+            if peer_id not in self.connected:
+                places = [dialable(address) for address in addresses]
+                await asyncio.wait_for(self._p2p._client.connect(remote, places), timeout=CALL_TIMEOUT_S)
+            await asyncio.wait_for(self._node.protocol.call_ping(remote), timeout=CALL_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - still away: we try again, less and less often
+            logger.info("%s cannot be reached yet at %s: %r", peer_id, ", ".join(addresses), error)
+            pause_s = min(2 * self._pauses.get(peer_id, MIN_PAUSE_S / 2), MAX_PAUSE_S)
+            self._pauses[peer_id] = pause_s
+            self._next_try[peer_id] = asyncio.get_running_loop().time() + pause_s
+            return
+        self._pauses.pop(peer_id, None)
+        self._next_try.pop(peer_id, None)
