@@ -13,11 +13,13 @@ class EventLines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._last = ""
 
     def __call__(self, event: dict[str, Any]) -> None:
         line = describe(event)
-        if line is not None:
-            self._console.print(line, soft_wrap=True)
+        if line is not None and (line != self._last or event["event"] != "round_failed"):
+            self._console.print(line, soft_wrap=True)  # what is tried again and again is said once
+            self._last = line
 
 
 def describe(event: dict[str, Any]) -> str | None:

@@ -64,6 +64,15 @@ def dialable(address: str) -> Multiaddr:
     return Multiaddr(Multiaddr(first).to_bytes() + P2P_CODE + bytes([len(relay)]) + relay + CIRCUIT_CODE)
 
 
+def is_public(address: str) -> bool:
+    """Whether an address is one of the internet's, not of a home or office network."""
+    place = host_and_port(address)
+    try:
+        return place is not None and ipaddress.ip_address(place[0]).is_global
+    except ValueError:
+        return place is not None and place[0] != "localhost"  # a name
+
+
 def place_of(host: str, port: int) -> str:
     """The multiaddress of a TCP port."""
     return f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{port}"
@@ -101,6 +110,15 @@ def best_first(addresses: Iterable[str]) -> list[str]:
         return 4 if ip.is_loopback else 3 if ip.is_link_local else 2 if ip.is_private else 0
 
     return sorted(dict.fromkeys(addresses), key=rank)
+
+
+def ipv4_if_any(addresses: Sequence[str]) -> list[str]:
+    """For each peer its IPv4 addresses, if it has any.
+
+    Nearly everyone has IPv4 and many have nothing else. Connections over it show whether we can be reached over it.
+    """
+    has_ipv4 = {peer_of(address) for address in addresses if address.startswith("/ip4/")}
+    return [address for address in addresses if address.startswith("/ip4/") or peer_of(address) not in has_ipv4]
 
 
 def without_loopback(addresses: Sequence[str]) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hivemind.p2p import PeerID
 
-from collab_core.swarm.addresses import dialable, host_and_port, is_relayed, source_towards
+from collab_core.swarm.addresses import dialable, host_and_port, ipv4_if_any, is_relayed, source_towards
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Links:
         self.connected: Mapping[str, frozenset[str]] = {}
         """Peers we have a connection with, and where it leads."""
         self._sources: dict[tuple[str, str], str] = {}
-        self._dialled: dict[str, frozenset[str]] = {}
+        self._told: dict[str, set[str]] = {}
         self._pauses: dict[str, float] = {}
         self._next_try: dict[str, float] = {}
 
@@ -61,7 +61,9 @@ class Links:
             for peer_id in targets
             if (peer_id not in self.connected or peer_id not in routed) and self._next_try.get(peer_id, 0.0) <= now
         ]
-        await asyncio.gather(*(self._dial(peer_id, targets[peer_id]) for peer_id in missed))
+        if missed:
+            await asyncio.gather(*(self._dial(peer_id, targets[peer_id]) for peer_id in missed))
+            await self._list()
 
     async def _list(self) -> None:
         """Raises if the daemon does not answer."""
@@ -93,18 +95,15 @@ class Links:
         return set(moved)
 
     def _after_their_move(self, targets: Mapping[str, Sequence[str]]) -> set[str]:
-        """Peers that say they are elsewhere now than where our connection with them leads."""
+        """Peers that say they left the place where a connection of ours with them leads. Our daemon would go on using
+        it: it prefers the older connection, and needs half a minute to find out that it is dead."""
         moved = set()
         for peer_id, addresses in targets.items():
-            told = frozenset(addresses)
-            before = self._dialled.get(peer_id)
-            self._dialled[peer_id] = told
-            if before is None or before == told or peer_id not in self.connected:
-                continue
-            hosts = {place[0] for place in map(host_and_port, told) if place is not None}
-            direct = [address for address in self.connected[peer_id] if not is_relayed(address)]
-            ends = {place[0] for place in map(host_and_port, direct) if place is not None}
-            if ends and not ends & hosts:
+            told = _hosts(addresses)
+            before = self._told.get(peer_id, told)
+            self._told[peer_id] = told
+            direct = [address for address in self.connected.get(peer_id, ()) if not is_relayed(address)]
+            if _hosts(direct) & (before - told):
                 moved.add(peer_id)
         return moved
 
@@ -114,12 +113,23 @@ class Links:
         except Exception as error:  # noqa: BLE001 - then it will notice by itself, only later
             logger.info("the old connection to %s cannot be closed: %r", peer_id, error)
 
+    async def _connect(self, remote: PeerID, addresses: Sequence[str]) -> None:
+        """Over IPv4 if that works, over anything otherwise."""
+        best = ipv4_if_any(addresses)
+        for choice in (best, addresses):
+            call = self._p2p._client.connect(remote, [dialable(address) for address in choice])
+            try:
+                await asyncio.wait_for(call, timeout=CALL_TIMEOUT_S)
+                return
+            except Exception:
+                if len(choice) == len(addresses):
+                    raise
+
     async def _dial(self, peer_id: str, addresses: Sequence[str]) -> None:
         remote = PeerID.from_base58(peer_id)
         try:
             if peer_id not in self.connected:
-                places = [dialable(address) for address in addresses]
-                await asyncio.wait_for(self._p2p._client.connect(remote, places), timeout=CALL_TIMEOUT_S)
+                await self._connect(remote, addresses)
             await asyncio.wait_for(self._node.protocol.call_ping(remote), timeout=CALL_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - still away: we try again, less and less often
             logger.info("%s cannot be reached yet at %s: %r", peer_id, ", ".join(addresses), error)
@@ -129,3 +139,7 @@ class Links:
             return
         self._pauses.pop(peer_id, None)
         self._next_try.pop(peer_id, None)
+
+
+def _hosts(addresses: Iterable[str]) -> set[str]:
+    return {place[0] for place in map(host_and_port, addresses) if place is not None}

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from collab_core.swarm.addresses import best_first, host_and_port, is_relayed, place_of, without_loopback
+from collab_core.swarm.addresses import (
+    best_first,
+    host_and_port,
+    is_public,
+    is_relayed,
+    peer_of,
+    place_of,
+    without_loopback,
+)
 from collab_core.swarm.reachability import Answer, DialBack, verdict
 from collab_core.swarm.record import Mode
 
-ASK_PERIOD_S = 6.0  # until somebody tells
+MIN_ASK_PAUSE_S, MAX_ASK_PAUSE_S = 4.0, 120.0  # until somebody tells
 MAX_ADDRESSES = 8
 
 
@@ -31,7 +39,12 @@ class Presence:
     """Others cannot connect to us; None until somebody told."""
     answers: Sequence[Answer] = ()
     _addresses: list[str] = field(default_factory=list)
+    _moves: dict[str, str] = field(default_factory=dict)
+    """Where we moved from and to, until the daemon has noticed."""
+    _left: set[str] = field(default_factory=set)
+    """Hosts we were at before we moved."""
     _next_question: float = 0.0
+    _pause_s: float = MIN_ASK_PAUSE_S
 
     async def start(self) -> None:
         """Answer others who ask whether we can reach them, and look where we are ourselves."""
@@ -47,29 +60,50 @@ class Presence:
             visible = [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
         except ValueError:  # no addresses: this machine is cut off
             visible = []
-        before, self._addresses = self._addresses, sorted(visible)
-        has_changed = before != self._addresses
-        if has_changed:
-            self.forget()
-        return has_changed
+        hosts = _hosts(visible)
+        self._moves = {old: new for old, new in self._moves.items() if old in hosts}
+        return self._set(sorted({_moved(address, self._moves) for address in visible}))
 
-    def forget(self) -> None:
-        """We moved: ask again."""
-        self.is_hidden, self.answers, self._next_question = None, (), 0.0
+    def move(self, old: str, new: str) -> None:
+        """Our packets leave from another address now. The daemon needs up to 5 s to see it; others should not wait."""
+        self._moves[old] = new
+        self._set(sorted({_moved(address, self._moves) for address in self._addresses}))
+        self._left = (self._left | {old}) - {new}
+        self._forget()
 
-    async def ask(self, peer_ids: Sequence[str]) -> bool:
-        """Ask others to dial us back, if it is not known yet. Whether they told us something new."""
+    def _set(self, addresses: list[str]) -> bool:
+        before, self._addresses = self._addresses, addresses
+        if before == addresses:
+            return False
+        self._left = (self._left | _hosts(before)) - _hosts(addresses)
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        self.is_hidden, self.answers = None, ()
+        self._next_question, self._pause_s = 0.0, MIN_ASK_PAUSE_S
+
+    async def ask(self, peer_ids: Sequence[str], is_run_public: bool) -> bool:
+        """Ask others to dial us back, if it is not known yet. Whether they told us something new.
+
+        Args:
+            peer_ids: whom we could ask, best first.
+            is_run_public: some peers have public addresses, so that it is not enough to be reached at home.
+        """
         now = time.monotonic()
         places = [host_and_port(address) for address in self._addresses if not is_relayed(address)]
         ports = list(dict.fromkeys(place[1] for place in places if place is not None))
         is_due = self.should_ask and self.is_hidden is None and now >= self._next_question
         if self.mode != "direct" or not is_due or not peer_ids or not ports:
             return False
-        self._next_question = now + ASK_PERIOD_S
-        self.answers = await self.dial_back.ask(peer_ids, ports)
+        self._next_question, self._pause_s = now + self._pause_s, min(2 * self._pause_s, MAX_ASK_PAUSE_S)
+        self.answers = await self.dial_back.ask(peer_ids, ports, self._left)
         found = verdict(self.answers)
-        self.is_hidden = None if found is None else not found
-        return found is not None
+        reached = [place_of(*place) for answer in self.answers for place in answer.reached]
+        if found is None or (found and is_run_public and not any(map(is_public, reached))):
+            return False
+        self.is_hidden = not found
+        return True
 
     def now(self) -> tuple[Mode, list[str]]:
         """What to tell others: how we can be reached, and where; the most public address first."""
@@ -80,3 +114,15 @@ class Presence:
         if self.mode == "relay" and any(map(is_relayed, addresses)):
             return "relay", addresses
         return "client", []
+
+
+def _hosts(addresses: Sequence[str]) -> set[str]:
+    places = (host_and_port(address) for address in addresses if not is_relayed(address))
+    return {place[0] for place in places if place is not None}
+
+
+def _moved(address: str, moves: Mapping[str, str]) -> str:
+    place = host_and_port(address)
+    if place is None or is_relayed(address) or place[0] not in moves:
+        return address
+    return f"{place_of(moves[place[0]], place[1])}/p2p/{peer_of(address)}"

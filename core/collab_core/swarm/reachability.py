@@ -11,9 +11,10 @@ about that network, and a few routers let in whoever we have talked to before.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +46,24 @@ class Answer:
     """Places where it found us."""
     missed: tuple[tuple[str, int], ...]
 
+    @property
+    def is_good(self) -> bool:
+        """Reached, and over IPv4 if that was tried: many peers have nothing else."""
+        if any(_is_ipv4(place) for place in self.missed) and not any(_is_ipv4(place) for place in self.reached):
+            return False
+        return bool(self.reached)
+
+
+def _is_ipv4(place: tuple[str, int]) -> bool:
+    return ipaddress.ip_address(place[0]).version == 4
+
 
 def verdict(answers: Sequence[Answer]) -> bool | None:
     """Whether everyone who tried reached us; None if nobody could tell.
 
     One who cannot is enough for a no: it would lose us in every round.
     """
-    return all(answer.reached for answer in answers) if answers else None
+    return all(answer.is_good for answer in answers) if answers else None
 
 
 class DialBack(ServicerBase):  # type: ignore[misc]
@@ -99,8 +111,14 @@ class DialBack(ServicerBase):  # type: ignore[misc]
                 hosts += [place[0] for place in places if place is not None]
         return list(dict.fromkeys(hosts))[:MAX_HOSTS]
 
-    async def ask(self, peer_ids: Sequence[str], ports: Sequence[int]) -> list[Answer]:
-        """Ask a few peers at once to dial us back. Those who do not answer in time have no say."""
+    async def ask(self, peer_ids: Sequence[str], ports: Sequence[int], left: Set[str]) -> list[Answer]:
+        """Ask a few peers at once to dial us back. Those who do not answer in time have no say.
+
+        Args:
+            peer_ids: whom to ask; the first few are.
+            ports: where we listen.
+            left: hosts we are at no more. Others do not know that our old connection is dead, and try there too.
+        """
         asked = peer_ids[:MAX_ASKED]
         request = BytesValue(value=msgpack.packb(list(ports)[:MAX_PORTS]))
 
@@ -108,7 +126,7 @@ class DialBack(ServicerBase):  # type: ignore[misc]
             stub = type(self).get_stub(self._p2p, PeerID.from_base58(peer_id), namespace=NAMESPACE)
             try:
                 reply = await stub.rpc_dial_back(request, timeout=ASK_TIMEOUT_S)
-                return _read_answer(peer_id, reply.value)
+                return _read_answer(peer_id, reply.value, ports, left)
             except Exception as error:  # noqa: BLE001 - a stranger's bytes, or no answer: it has no say
                 logger.info("%s does not tell whether it can reach us: %r", peer_id, error)
                 return None
@@ -141,10 +159,14 @@ def _read_ports(data: bytes) -> list[int]:
     return ports if all(type(port) is int and 0 < port < 65536 for port in ports) else []
 
 
-def _read_answer(peer_id: str, data: bytes) -> Answer | None:
-    """An answer that makes sense, and in which something was dialled at all."""
-    places = [(str(host), int(port), bool(is_there)) for host, port, is_there in msgpack.unpackb(data)] if data else []
-    if not places or len(places) > MAX_PORTS * MAX_HOSTS:
+def _read_answer(peer_id: str, data: bytes, ports: Sequence[int], left: Set[str]) -> Answer | None:
+    """An answer that makes sense, and in which something was dialled at all. May raise anything: it is a stranger's."""
+    told = msgpack.unpackb(data) if data else []
+    places = [(str(ipaddress.ip_address(host)), port, is_there is True) for host, port, is_there in told]
+    if not 1 <= len(places) <= MAX_PORTS * MAX_HOSTS or any(port not in ports for _, port, _ in places):
+        return None
+    places = [place for place in places if place[0] not in left]
+    if not places:
         return None
     return Answer(
         asked=peer_id,

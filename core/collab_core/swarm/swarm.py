@@ -21,7 +21,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from collab_core import __version__
 from collab_core.errors import Code, ConfigError, RunError, SwarmError
 from collab_core.state.folder import MAX_REMEMBERED_PEERS, StateFolder
-from collab_core.swarm.addresses import is_address_of, parse_address, peer_of, place_of, probe
+from collab_core.swarm.addresses import ipv4_if_any, is_address_of, is_public, parse_address, peer_of, place_of, probe
 from collab_core.swarm.daemon import Daemon, free_port
 from collab_core.swarm.directory import Directory, Peer
 from collab_core.swarm.identity import Identity
@@ -127,7 +127,7 @@ class Swarm(Directory):
             )
         self._bootstrap = self._reachable(candidates) if candidates else []
         presence = self._start("client" if self.config.client_mode else "direct")
-        if self.reactor.run(presence.ask(self.bootstrap_peers)):
+        if self.reactor.run(presence.ask(self.bootstrap_peers, any(map(is_public, candidates)))):
             if presence.is_hidden and not self.config.stays_direct:
                 self._hide()
             self._tell_reachability(presence)
@@ -224,7 +224,7 @@ class Swarm(Directory):
                 identity=self._identity_path,
                 listen=listen,
                 announce=config.announce_maddrs,
-                bootstrap=self._bootstrap,
+                bootstrap=ipv4_if_any(self._bootstrap),
                 client_mode=mode == "client",
                 relays=self._bootstrap if mode == "relay" else (),
                 is_relay=config.role == "aux",
@@ -330,7 +330,8 @@ class Swarm(Directory):
     def _on_moved(self, old: str, new: str) -> None:
         assert self._presence is not None
         self.events.write("address_changed", old=old, new=new)
-        self._presence.forget()
+        self._presence.move(old, new)
+        self._update_record()
 
     async def _look_loop(self) -> None:
         """Look after our connections and our own addresses: the aux that restarted finds us still here."""
@@ -347,7 +348,8 @@ class Swarm(Directory):
         await self._links.look()
         has_moved = await self._presence.look()
         near = sorted(self._links.connected, key=lambda peer_id: peer_id not in self.bootstrap_peers)
-        if await self._presence.ask(near):
+        is_run_public = any(is_public(address) for addresses in self._targets().values() for address in addresses)
+        if await self._presence.ask(near, is_run_public):
             self._tell_reachability(self._presence)
         elif not has_moved:
             return
