@@ -9,7 +9,7 @@ from typing import Any
 
 from hivemind.p2p import PeerID
 
-from collab_core.swarm.addresses import dialable, host_and_port, ipv4_if_any, is_relayed, source_towards
+from collab_core.swarm.addresses import dialable, host_and_port, ipv4_if_any, is_relayed, peer_of, source_towards
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +26,19 @@ class Links:
         p2p: Any,
         node: Any,
         *,
-        targets: Callable[[], Mapping[str, Sequence[str]]],
+        records: Callable[[], Mapping[str, Sequence[str]]],
+        hints: Callable[[], Sequence[str]],
         on_moved: Callable[[str, str], None],
     ) -> None:
         """
         Args:
             p2p: the transport.
             node: our DHT node.
-            targets: whom we want to be connected to, by peer ID, and where they can be found.
+            records: where everyone who can be reached says to be now, by peer ID.
+            hints: addresses of peers to stay in touch with, whatever they say.
             on_moved: told the old and the new address of this machine.
         """
-        self._p2p, self._node, self._targets, self._on_moved = p2p, node, targets, on_moved
+        self._p2p, self._node, self._records, self._hints, self._on_moved = p2p, node, records, hints, on_moved
         self.connected: Mapping[str, frozenset[str]] = {}
         """Peers we have a connection with, and where it leads."""
         self._sources: dict[tuple[str, str], str] = {}
@@ -47,8 +49,9 @@ class Links:
     async def look(self) -> None:
         """Find out whom we lost, and dial them."""
         await self._list()
-        targets = dict(list(self._targets().items())[:MAX_TARGETS])
-        if leave := self._after_our_move() | self._after_their_move(targets):
+        records = self._records()
+        targets = self._targets(records)
+        if leave := self._after_our_move() | self._after_their_move(records):
             await asyncio.gather(*(self._disconnect(peer_id) for peer_id in leave))
             self._pauses.clear()
             self._next_try.clear()
@@ -64,6 +67,15 @@ class Links:
         if missed:
             await asyncio.gather(*(self._dial(peer_id, targets[peer_id]) for peer_id in missed))
             await self._list()
+
+    def _targets(self, records: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Whom to be connected to: where they say they are, then where we were told."""
+        targets = {peer_id: list(addresses) for peer_id, addresses in list(records.items())[:MAX_TARGETS]}
+        for address in self._hints():
+            known = targets.setdefault(peer_of(address), [])
+            if address not in known:
+                known.append(address)
+        return targets
 
     async def _list(self) -> None:
         """Raises if the daemon does not answer."""
@@ -94,11 +106,11 @@ class Links:
             self._on_moved(before, source)
         return set(moved)
 
-    def _after_their_move(self, targets: Mapping[str, Sequence[str]]) -> set[str]:
+    def _after_their_move(self, records: Mapping[str, Sequence[str]]) -> set[str]:
         """Peers that say they left the place where a connection of ours with them leads. Our daemon would go on using
         it: it prefers the older connection, and needs half a minute to find out that it is dead."""
         moved = set()
-        for peer_id, addresses in targets.items():
+        for peer_id, addresses in records.items():
             told = _hosts(addresses)
             before = self._told.get(peer_id, told)
             self._told[peer_id] = told

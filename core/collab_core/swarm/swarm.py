@@ -39,6 +39,7 @@ LOOK_PERIOD_S = 2.0
 RELAY_TIMEOUT_S = 8.0
 JOIN_ATTEMPTS = 4  # with pauses of 1, 2 and 4 seconds between them
 GOODBYE_TIMEOUT_S = 2.0
+MAX_SILENT = 8  # peers that are gone, of whom we try again
 MAX_REMEMBERED_EACH = 3  # addresses of one peer: a public one may not work from its own home
 
 
@@ -271,7 +272,7 @@ class Swarm(Directory):
                 fix="Try again in a minute; if it stays, ask the organiser for a fresh invite.",
             ) from error
         self.start(node, run_hash)
-        self._links = Links(self.p2p, node, targets=self._targets, on_moved=self._on_moved)
+        self._links = Links(self.p2p, node, records=self._whereabouts, hints=self._memories, on_moved=self._on_moved)
         self._looking = asyncio.create_task(self._look_loop())
 
     def _remember_place(self) -> None:
@@ -317,15 +318,15 @@ class Swarm(Directory):
         """Whether there is a connection with a peer, whoever made it."""
         return self._links is not None and peer_id in self._links.connected
 
-    def _targets(self) -> dict[str, list[str]]:
-        """Whom we want to be connected to: where they say they are, then where we were told."""
-        targets = {peer.peer_id: addresses for peer in self.peers() if (addresses := _good_addresses(peer))}
-        for address in (*self.config.initial_peers, *self._remembered):
-            known = targets.setdefault(peer_of(address), [])
-            if address not in known:
-                known.append(address)
-        targets.pop(self.peer_id, None)
-        return targets
+    def _whereabouts(self) -> dict[str, list[str]]:
+        """Where everyone who can be reached says to be."""
+        return {peer.peer_id: addresses for peer in self.peers() if (addresses := _good_addresses(peer))}
+
+    def _memories(self) -> list[str]:
+        """Where those we joined by were, and those we met and hear nothing of."""
+        known = self._whereabouts()
+        silent = [address for address in self._remembered[:MAX_SILENT] if peer_of(address) not in known]
+        return [address for address in (*self.config.initial_peers, *silent) if peer_of(address) != self.peer_id]
 
     def _on_moved(self, old: str, new: str) -> None:
         assert self._presence is not None
@@ -348,8 +349,8 @@ class Swarm(Directory):
         await self._links.look()
         has_moved = await self._presence.look()
         near = sorted(self._links.connected, key=lambda peer_id: peer_id not in self.bootstrap_peers)
-        is_run_public = any(is_public(address) for addresses in self._targets().values() for address in addresses)
-        if await self._presence.ask(near, is_run_public):
+        places = [*self._memories(), *(place for places in self._whereabouts().values() for place in places)]
+        if await self._presence.ask(near, any(map(is_public, places))):
             self._tell_reachability(self._presence)
         elif not has_moved:
             return
