@@ -13,7 +13,6 @@ from typing import Any, Literal
 from hivemind.dht import DHTID
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P
-from hivemind.proto import dht_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
@@ -358,14 +357,14 @@ class Swarm(Directory):
         self._remember_place()
 
     def _update_record(self) -> None:
-        """Tell others how and where we can be reached now."""
+        """Tell others how and where we can be reached now.
+
+        Our DHT node stays what it was: whoever we are connected to can use it, and hivemind 1.1.12 stops storing (an
+        assertion) if a node that others know as one of theirs no longer gives its ID.
+        """
         assert self._presence is not None
         mode, addresses = self._presence.now()
         self.publish(mode=mode, addresses=addresses)
-        if self.node is not None:
-            # Without its ID in our requests others do not put us into their routing tables.
-            known_as = {"node_id": self.node.node_id.to_bytes()} if mode != "client" else {}
-            self.node.protocol.node_info = dht_pb2.NodeInfo(**known_as)
 
     def _tell_reachability(self, presence: Presence) -> None:
         answers = presence.answers
