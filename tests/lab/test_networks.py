@@ -17,6 +17,11 @@ pytestmark = pytest.mark.timeout(400)
 PORT = 31330
 
 
+def quick_run(folder: Path) -> Path:
+    """A run in which a round that lost somebody is soon over."""
+    return write_run(folder, strategy__matchmaking_time_s=3.0, strategy__averaging_timeout_s=5.0)
+
+
 def assert_same_roots(*peers: PeerProcess) -> None:
     """Wherever two peers saw the same epoch, they had the same root, and all of them saw one epoch together."""
     assert set.intersection(*(set(peer.roots()) for peer in peers)), "they never saw the same epoch"
@@ -50,7 +55,7 @@ def test_two_homes_and_one_public_auxiliary_that_restarts_and_a_laptop_that_move
     server = lab.host("server")
     homes = [lab.router("home-1"), lab.router("home-2", lan_ip4="192.168.1")]
     laptops = [lab.host(f"laptop-{n}", home) for n, home in enumerate(homes, start=1)]
-    run = write_run(tmp_path)
+    run = quick_run(tmp_path)
     aux = swarm.aux(run, "aux", "--port", str(PORT), prefix=server.prefix)
     trainers = [
         swarm.trainer(name, "--name", name, prefix=laptop.prefix)
@@ -98,7 +103,7 @@ def test_a_direct_trainer_changes_its_address_and_another_one_has_a_port_forward
     home = lab.router("home")
     desktop = lab.host("desktop", home)
     home.forward(PORT + 1, desktop)
-    aux = swarm.aux(write_run(tmp_path), "aux", "--port", str(PORT), prefix=server.prefix)
+    aux = swarm.aux(quick_run(tmp_path), "aux", "--port", str(PORT), prefix=server.prefix)
     dora = swarm.trainer("dora", "--name", "dora", "--port", str(PORT + 1), prefix=desktop.prefix)
     carl = swarm.trainer("carl", "--name", "carl", prefix=office.prefix)
     everyone = (aux, dora, carl)
@@ -146,7 +151,7 @@ def test_a_trainer_behind_nat_reduces_for_another_through_a_relay(
     lab: Lab, swarm: SwarmOfProcesses, tmp_path: Path
 ) -> None:
     server = lab.host("server")
-    run = write_run(tmp_path)
+    run = quick_run(tmp_path)
     aux = swarm.aux(run, "aux", "--port", str(PORT), prefix=server.prefix)
     rita = swarm.trainer("rita", "--name", "rita", "--use-relay", prefix=lab.host("a", lab.router("home-1")).prefix)
     ben = swarm.trainer("ben", "--name", "ben", prefix=lab.host("b", lab.router("home-2")).prefix)

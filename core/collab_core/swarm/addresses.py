@@ -79,13 +79,18 @@ def place_of(host: str, port: int) -> str:
 
 
 def source_towards(host: str) -> str | None:
-    """Which address of this machine packets to a host would come from; None if there is no way. Sends nothing."""
+    """Which address of this machine packets to another would come from; None if there is no way. Sends nothing."""
     try:
+        ipaddress.ip_address(host)  # a name would have to be looked up
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probing:
             probing.connect((host, 9))
             return str(probing.getsockname()[0])
-    except OSError:
+    except (OSError, ValueError):
         return None
+
+
+def is_loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")
 
 
 def host_and_port(address: str) -> tuple[str, int] | None:
@@ -124,11 +129,11 @@ def ipv4_if_any(addresses: Sequence[str]) -> list[str]:
 def without_loopback(addresses: Sequence[str]) -> list[str]:
     """What others can use. A peer that has nothing but loopback keeps it: its swarm is on this machine."""
 
-    def is_loopback(address: str) -> bool:
+    def is_useless(address: str) -> bool:
         place = host_and_port(address)
-        return place is not None and (place[0] == "::1" or place[0].startswith("127."))
+        return place is not None and is_loopback(place[0])
 
-    return [address for address in addresses if not is_loopback(address)] or list(addresses)
+    return [address for address in addresses if not is_useless(address)] or list(addresses)
 
 
 async def probe(addresses: Sequence[str]) -> dict[str, str]:

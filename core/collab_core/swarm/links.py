@@ -9,7 +9,15 @@ from typing import Any
 
 from hivemind.p2p import PeerID
 
-from collab_core.swarm.addresses import dialable, host_and_port, ipv4_if_any, is_relayed, peer_of, source_towards
+from collab_core.swarm.addresses import (
+    dialable,
+    host_and_port,
+    ipv4_if_any,
+    is_loopback,
+    is_relayed,
+    peer_of,
+    source_towards,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +59,7 @@ class Links:
         await self._list()
         records = self._records()
         targets = self._targets(records)
-        if leave := self._after_our_move() | self._after_their_move(records):
+        if leave := self._after_our_move(targets) | self._after_their_move(records):
             await asyncio.gather(*(self._disconnect(peer_id) for peer_id in leave))
             self._pauses.clear()
             self._next_try.clear()
@@ -85,26 +93,21 @@ class Links:
             found[peer_id] = found.get(peer_id, frozenset()) | {str(address) for address in info.addrs}
         self.connected = found
 
-    def _after_our_move(self) -> set[str]:
+    def _after_our_move(self, targets: Mapping[str, Sequence[str]]) -> set[str]:
         """Peers our packets now leave for from another address: what we had with them is dead, though TCP would need
         minutes to say so."""
-        sources: dict[tuple[str, str], str] = {}
-        moved: dict[str, tuple[str, str]] = {}
-        for peer_id, addresses in self.connected.items():
-            for place in map(host_and_port, addresses):
-                if place is None:
-                    continue
-                before = self._sources.get((peer_id, place[0]))
-                source = source_towards(place[0]) or before  # no way at the moment: perhaps it comes back as it was
-                if source is None:
-                    continue
-                sources[peer_id, place[0]] = source
-                if before is not None and source != before:
-                    moved[peer_id] = (before, source)
-        self._sources = sources
-        for before, source in dict.fromkeys(moved.values()):
-            self._on_moved(before, source)
-        return set(moved)
+        ends = [(peer_id, host) for peer_id, addresses in self.connected.items() for host in _hosts(addresses)]
+        hosts = {host for _, host in ends} | {host for addresses in targets.values() for host in _hosts(addresses)}
+        ways = {host: source_towards(host) for host in hosts}
+        here = next((source for source in ways.values() if source and not is_loopback(source)), None)
+        before = {end: self._sources[end] for end in ends if end in self._sources}
+        # If there is no way to anybody, there is nothing to do: perhaps it comes back as it was.
+        moved = {end for end, source in before.items() if here is not None and ways[end[1]] != source}
+        self._sources = {end: source for end in ends if (source := ways[end[1]] or before.get(end))}
+        for old, new in {(before[end], ways[end[1]] or here) for end in moved}:
+            if new is not None:
+                self._on_moved(old, new)
+        return {peer_id for peer_id, _ in moved}
 
     def _after_their_move(self, records: Mapping[str, Sequence[str]]) -> set[str]:
         """Peers that say they left the place where a connection of ours with them leads. Our daemon would go on using

@@ -16,7 +16,7 @@ from collab_core.swarm.addresses import (
     place_of,
     without_loopback,
 )
-from collab_core.swarm.reachability import Answer, DialBack, verdict
+from collab_core.swarm.reachability import MAX_ASKED, MIN_GAP_S, Answer, DialBack, verdict
 from collab_core.swarm.record import Mode
 
 MIN_ASK_PAUSE_S, MAX_ASK_PAUSE_S = 4.0, 120.0  # until somebody tells
@@ -43,6 +43,9 @@ class Presence:
     """Where we moved from and to, until the daemon has noticed."""
     _left: set[str] = field(default_factory=set)
     """Hosts we were at before we moved."""
+    _asked: set[str] = field(default_factory=set)
+    """Whom we asked since we moved."""
+    _last_question: float = -MIN_GAP_S
     _next_question: float = 0.0
     _pause_s: float = MIN_ASK_PAUSE_S
 
@@ -82,6 +85,7 @@ class Presence:
     def _forget(self) -> None:
         self.is_hidden, self.answers = None, ()
         self._next_question, self._pause_s = 0.0, MIN_ASK_PAUSE_S
+        self._asked = set()
 
     async def ask(self, peer_ids: Sequence[str], is_run_public: bool) -> bool:
         """Ask others to dial us back, if it is not known yet. Whether they told us something new.
@@ -93,9 +97,13 @@ class Presence:
         now = time.monotonic()
         places = [host_and_port(address) for address in self._addresses if not is_relayed(address)]
         ports = list(dict.fromkeys(place[1] for place in places if place is not None))
-        is_due = self.should_ask and self.is_hidden is None and now >= self._next_question
-        if self.mode != "direct" or not is_due or not peer_ids or not ports:
+        if self.mode != "direct" or not self.should_ask or self.is_hidden is not None or not peer_ids or not ports:
             return False
+        news = set(peer_ids[:MAX_ASKED]) - self._asked
+        if now < (self._last_question + MIN_GAP_S if news else self._next_question):
+            return False
+        self._asked |= news
+        self._last_question = now
         self._next_question, self._pause_s = now + self._pause_s, min(2 * self._pause_s, MAX_ASK_PAUSE_S)
         self.answers = await self.dial_back.ask(peer_ids, ports, self._left)
         found = verdict(self.answers)
