@@ -73,7 +73,7 @@ def test_two_homes_and_one_public_auxiliary_that_restarts_and_a_laptop_that_move
     # the only peer that can be reached dies, and comes back without its state: it gets it from those behind NAT
     aux.kill()
     num_events, epoch = len(aux.events()), trainers[0].last_epoch()
-    (aux.state_dir / "backup.collab").unlink()
+    (aux.state_dir / "backup.collab").unlink(missing_ok=True)
     aux = swarm.aux(run, "aux", "--port", str(PORT), prefix=server.prefix)
     assert aux.wait_for("resynced", after=num_events)["donors"]
     for name in ("anna", "ben"):
