@@ -119,8 +119,7 @@ def test_a_direct_trainer_changes_its_address_and_another_one_has_a_port_forward
     assert_nobody_is_lost(dora, carl, members={"carl", "dora"})
 
     # carl's address changes: others hear of the new one, and he still reduces for them
-    peer_id, epoch = carl.wait_for("joined")["peer_id"], carl.last_epoch()
-    num_events = len(carl.events())
+    num_events, epoch = len(carl.events()), carl.last_epoch()
     office.change_address()
     assert carl.wait_for("address_changed", after=num_events)["new"] == office.ip
     found = carl.wait_for("reachability", after=num_events)
@@ -135,9 +134,6 @@ def test_a_direct_trainer_changes_its_address_and_another_one_has_a_port_forward
     found = carl.wait_for("reachability", after=num_events)
     assert (found["is_reachable"], found["mode"]) == (False, "client")
     wait_for_contribution("carl", *everyone, after=epoch + 1)
-    shown = status(swarm, server)
-    assert (shown["carl"]["peer_id"], shown["carl"]["mode"]) == (peer_id, "client")
-    assert shown["dora"]["mode"] == "direct"
     assert_same_roots(*everyone)
 
 
@@ -167,5 +163,4 @@ def test_a_trainer_behind_nat_reduces_for_another_through_a_relay(
     hers = rita.wait_for("epoch", lambda event: event["epoch"] == seen["epoch"])
     # a client sends its vector once; who reduces half of it sends that half to everyone else too
     assert hers["bytes_sent"] > 1.2 * seen["bytes_sent"]
-    assert status(swarm, server)["rita"]["mode"] == "relay"
     assert_same_roots(aux, rita, ben)
