@@ -22,6 +22,12 @@ from collab_core.swarm.addresses import host_and_port
 STARTUP_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 2.0
 SOCKET_PREFIX = "collab-"
+ENVIRONMENT = {
+    "GOLOG_LOG_LEVEL": "error",
+    # By default it dials from the port it listens on. Two peers that dial each other at the same moment then share one
+    # TCP connection, both handshakes fail, and both try again at the same moment.
+    "LIBP2P_TCP_REUSEPORT": "false",
+}
 RELAY_SERVICE = {
     "relayService": "1",
     "forceReachabilityPublic": "1",  # otherwise it relays only once enough strangers found it public
@@ -169,7 +175,7 @@ class Daemon:
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
-                    env={**os.environ, "GOLOG_LOG_LEVEL": "error"},
+                    env={**os.environ, **ENVIRONMENT},
                 )
         except OSError as error:
             shutil.rmtree(self.folder, ignore_errors=True)

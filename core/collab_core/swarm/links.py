@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 3.0
 MIN_PAUSE_S, MAX_PAUSE_S = 2.0, 8.0  # between two attempts to reach somebody who is away
 MAX_TARGETS = 64
+PING_PROTOCOL, PING, PING_TIMEOUT_S = "/ipfs/ping/1.0.0", bytes(range(32)), 2.0
 
 
 class Links:
@@ -51,6 +52,8 @@ class Links:
         """Peers we have a connection with, and where it leads."""
         self._sources: dict[tuple[str, str], str] = {}
         self._told: dict[str, set[str]] = {}
+        self._left: dict[str, set[str]] = {}
+        """Hosts that peers left, as long as we have a connection there."""
         self._pauses: dict[str, float] = {}
         self._next_try: dict[str, float] = {}
 
@@ -59,7 +62,8 @@ class Links:
         await self._list()
         records = self._records()
         targets = self._targets(records)
-        if leave := self._after_our_move(targets) | self._after_their_move(records):
+        self._after_their_move(records)
+        if leave := self._after_our_move(targets) | await self._dead():
             await asyncio.gather(*(self._disconnect(peer_id) for peer_id in leave))
             self._pauses.clear()
             self._next_try.clear()
@@ -109,18 +113,41 @@ class Links:
                 self._on_moved(old, new)
         return {peer_id for peer_id, _ in moved}
 
-    def _after_their_move(self, records: Mapping[str, Sequence[str]]) -> set[str]:
-        """Peers that say they left the place where a connection of ours with them leads. Our daemon would go on using
-        it: it prefers the older connection, and needs half a minute to find out that it is dead."""
-        moved = set()
+    def _after_their_move(self, records: Mapping[str, Sequence[str]]) -> None:
+        """Peers that say they left the place where a connection of ours with them leads: it is dead."""
         for peer_id, addresses in records.items():
             told = _hosts(addresses)
-            before = self._told.get(peer_id, told)
+            gone = self._told.get(peer_id, told) - told
             self._told[peer_id] = told
-            direct = [address for address in self.connected.get(peer_id, ()) if not is_relayed(address)]
-            if _hosts(direct) & (before - told):
-                moved.add(peer_id)
-        return moved
+            self._left[peer_id] = (self._left.get(peer_id, set()) | gone) - told
+        self._left = {peer_id: left for peer_id, left in self._left.items() if left & self._ends(peer_id)}
+
+    async def _dead(self) -> set[str]:
+        """Of those who moved, peers our daemon cannot talk to: it may go on using the dead connection for half a minute
+        though there is a new one. Nobody is hung up on without need: when both sides dial again at the same moment,
+        their handshakes collide."""
+        suspects = list(self._left)
+        answers = await asyncio.gather(*(self._answers(peer_id) for peer_id in suspects))
+        return {peer_id for peer_id, is_well in zip(suspects, answers, strict=True) if not is_well}
+
+    async def _answers(self, peer_id: str) -> bool:
+        """libp2p's own ping, which the other's daemon answers however busy the peer is."""
+        try:
+            return await asyncio.wait_for(self._ping(PeerID.from_base58(peer_id)), PING_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the connection, it does not work
+            logger.info("%s moved and does not answer on the old connection: %r", peer_id, error)
+            return False
+
+    async def _ping(self, remote: PeerID) -> bool:
+        _, reader, writer = await self._p2p._client.stream_open(remote, (PING_PROTOCOL,))
+        try:
+            writer.write(PING)
+            return bool(await reader.readexactly(len(PING)) == PING)
+        finally:
+            writer.close()
+
+    def _ends(self, peer_id: str) -> set[str]:
+        return _hosts(address for address in self.connected.get(peer_id, ()) if not is_relayed(address))
 
     async def _disconnect(self, peer_id: str) -> None:
         try:
