@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: venv demo test lint docs bench clean
+.PHONY: venv demo test lint lab-tools docs bench clean
 
 venv: $(READY)
 
@@ -21,7 +21,15 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: venv lint
+lab-tools:  ## what tests/lab needs; without root those tests are skipped, and say so
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! (command -v ip && command -v iptables) >/dev/null; then \
+		apt-get install --yes --quiet --no-install-recommends iproute2 iptables >/dev/null \
+		|| (apt-get update --quiet >/dev/null && \
+		    apt-get install --yes --quiet --no-install-recommends iproute2 iptables >/dev/null) \
+		|| echo "iproute2 and iptables could not be installed: the tests in tests/lab will be skipped"; \
+	fi
+
+test: venv lint lab-tools
 	$(BIN)/python -m pytest
 
 docs: venv

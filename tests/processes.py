@@ -21,11 +21,11 @@ Event = dict[str, Any]
 
 
 def collab(
-    *arguments: str, timeout_s: float = 60, env: dict[str, str] | None = None
+    *arguments: str, timeout_s: float = 60, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a `collab` command to its end."""
+    """Run a `collab` command to its end; with a prefix, on a host of the lab."""
     return subprocess.run(
-        [sys.executable, "-m", "collab_cli", *arguments],
+        [*prefix, sys.executable, "-m", "collab_cli", *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -71,17 +71,22 @@ class PeerProcess:
     """One `collab aux` or `collab train`, with its event log."""
 
     def __init__(
-        self, state_dir: Path, *command: str, env: dict[str, str] | None = None, program: tuple[str, ...] = ()
+        self,
+        state_dir: Path,
+        *command: str,
+        env: dict[str, str] | None = None,
+        program: tuple[str, ...] = (),
+        prefix: tuple[str, ...] = (),
     ) -> None:
         self.state_dir = state_dir
         state_dir.mkdir(parents=True, exist_ok=True)
         self.log = state_dir / "output.log"
         self._output = open(self.log, "ab")  # noqa: SIM115 - the process writes to it as long as it lives
         arguments = [*command, "--state-dir", str(state_dir)]
-        if "--client-mode" not in command and "--host-maddrs" not in command:
+        if not prefix and "--client-mode" not in command and "--host-maddrs" not in command:
             arguments += ["--host-maddrs", LOOPBACK]
         self.process = subprocess.Popen(
-            [sys.executable, *(program or ("-m", "collab_cli")), *arguments],
+            [*prefix, sys.executable, *(program or ("-m", "collab_cli")), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,

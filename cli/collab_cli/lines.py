@@ -13,11 +13,13 @@ class EventLines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._last = ""
 
     def __call__(self, event: dict[str, Any]) -> None:
         line = describe(event)
-        if line is not None:
-            self._console.print(line, soft_wrap=True)
+        if line is not None and (line != self._last or event["event"] != "round_failed"):
+            self._console.print(line, soft_wrap=True)  # what is tried again and again is said once
+            self._last = line
 
 
 def describe(event: dict[str, Any]) -> str | None:
@@ -46,6 +48,10 @@ def describe(event: dict[str, Any]) -> str | None:
                 f"[cyan]Fetched the state of epoch {event['epoch']} from {donors}: "
                 f"{event['bytes'] / 1e6:.1f} MB in {event['seconds']:.1f} s[/cyan] ({reason})"
             )
+        case "reachability" if not event["is_reachable"]:
+            return _hidden(event)
+        case "address_changed":
+            return f"[cyan]This machine moved from {event['old']} to {event['new']}: connecting again.[/cyan]"
         case "peer_joined":
             return f"[green]+ {name}[/green] ({event['role']}) is here"
         case "peer_left":
@@ -70,3 +76,21 @@ def describe(event: dict[str, Any]) -> str | None:
             return f"Left{where}{thanks}. Thank you!"
         case _:
             return None
+
+
+def _hidden(event: dict[str, Any]) -> str:
+    """What it means that nobody can connect to us, and what to do about it."""
+    port = f"TCP port {event['port']}"
+    match event["mode"]:
+        case "client":
+            return (
+                "Nobody can connect to this machine, so it only dials out (client mode) and others reduce for it. "
+                f"[dim]To reduce too: open {port} in your router, or try --use-relay.[/dim]"
+            )
+        case "relay":
+            return "Nobody can connect to this machine, so others reach it through an auxiliary (relay)."
+        case _:
+            return (
+                f"[red]Others cannot connect to this machine ({escape(', '.join(event['missed']))}).[/red] "
+                f"Open {port} in your router or firewall: a run needs an auxiliary that everyone can reach."
+            )

@@ -136,12 +136,20 @@ def read_source(text: str) -> Invite | RunFolder:
     from collab_core.errors import Code, ConfigError
     from collab_core.run import Invite, RunFolder, looks_like_invite
 
-    if looks_like_invite(text) and not Path(text).exists():
+    if looks_like_invite(text) and not _is_path(text):
         return Invite.decode(text)
-    if text.strip() and (Path(text).exists() or "/" in text):
+    if text.strip() and (_is_path(text) or "/" in text):
         return RunFolder(Path(text))
     raise ConfigError(
         Code.BAD_INVITE,
         f"{text[:60]!r} is neither an invite nor a folder that exists.",
         fix="Paste the whole invite (it begins with collab1_), or give the folder that `collab new` made.",
     )
+
+
+def _is_path(text: str) -> bool:
+    """Whether there is such a file. An invite with several addresses is longer than any file name may be."""
+    try:
+        return Path(text).exists()
+    except OSError:
+        return False

@@ -38,7 +38,15 @@ def train(
         bool,
         typer.Option(
             "--client-mode",
-            help="Only dial out: for machines nobody can connect to (NAT, notebooks). Others reduce for you.",
+            help="Only dial out; others reduce for you. Found out by itself where nobody can connect (NAT, notebooks).",
+            rich_help_panel=options.NETWORK,
+        ),
+    ] = False,
+    use_relay: Annotated[
+        bool,
+        typer.Option(
+            "--use-relay",
+            help="If nobody can connect to this machine, be reached through an auxiliary, and reduce for others.",
             rich_help_panel=options.NETWORK,
         ),
     ] = False,
@@ -83,6 +91,7 @@ def train(
                 announce_maddrs=tuple(announce_maddrs or ()),
                 port=port,
                 client_mode=client_mode,
+                use_relay=use_relay,
                 identity_path=identity_path,
                 name=name or "",
             )
@@ -114,7 +123,7 @@ def train(
             )
             stopping.after_hours(hours)
             peer.enter()
-            if session.swarm.addresses:
+            if session.swarm.addresses or invite_file is not None:
                 invite = session.invite().encode()
                 if invite_file is not None:
                     replace_file(invite_file.absolute(), invite.encode() + b"\n")

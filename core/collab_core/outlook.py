@@ -57,9 +57,17 @@ class Outlook:
         self._set_aside |= {tip.root: now + SET_ASIDE_S, tip.peer_id: now + SET_ASIDE_PEER_S}
 
     def donors(self, tip: Tip) -> list[str]:
-        """Peers to fetch a state from: the one that told us of it first."""
-        holders = [peer for peer in self.others() if peer.record.root == tip.root and peer.record.is_direct]
-        return sorted((peer.peer_id for peer in holders), key=lambda peer_id: peer_id != tip.peer_id)
+        """Peers to fetch a state from: the one that told us of it first, those nobody can dial last.
+
+        A client-mode peer can still give what it has to those it is connected to: to an auxiliary that lost its disk.
+        """
+        holders = [
+            peer
+            for peer in self.others()
+            if peer.record.root == tip.root and (peer.record.is_reachable or self._swarm.is_connected(peer.peer_id))
+        ]
+        holders.sort(key=lambda peer: (not peer.record.is_reachable, peer.peer_id != tip.peer_id))
+        return [peer.peer_id for peer in holders]
 
     def companions(self, epoch: int, root: str) -> list[Peer]:
         """Everyone who should meet in this round: same epoch, same root; auxiliaries without state always.

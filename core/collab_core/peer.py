@@ -300,7 +300,7 @@ class Peer:
 
         A client-mode peer is never alone, it is cut off: nobody could ever join it, so what it did would be lost.
         """
-        if self.swarm.config.client_mode:
+        if not self.swarm.record.is_reachable:
             return False
         lonely_s = time.monotonic() - self.swarm.last_sign_of_trainers
         if lonely_s < self.settings.strategy.matchmaking_time_s:

@@ -32,7 +32,8 @@ class Session:
 
     def invite(self) -> Invite:
         """An invite through this peer, then through those it joined by."""
-        peers = dict.fromkeys([*self.swarm.addresses, *self.swarm.config.initial_peers])
+        told = [*self.swarm.addresses, *self.swarm.config.initial_peers]
+        peers = dict.fromkeys(told or self.swarm.bootstrap_addresses)
         return Invite(
             run_hash=self.manifest.run_hash,
             fingerprint=fingerprint(bytes.fromhex(self.manifest.organiser)),
@@ -61,6 +62,8 @@ def open_session(
     """
     if isinstance(source, Invite):
         config = replace(config, initial_peers=(*source.initial_peers, *config.initial_peers))
+    elif config.role == "aux":
+        config = replace(config, stays_direct=True)
     local = source.signed_manifest(initial_root) if isinstance(source, RunFolder) else None
     run_hash = local.run_hash if local is not None else source.run_hash if isinstance(source, Invite) else b""
     home = default_home() / run_hash.hex()[:16]

@@ -136,9 +136,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         swarm.reactor.run(self._listen(), timeout_s=10)
 
     async def _listen(self) -> None:
-        if not self._swarm.config.client_mode:
-            await self.add_p2p_handlers(self._swarm.p2p, namespace=self._namespace)
-            await serve_streams(self._swarm.p2p, self._parts_name, self._buffers, self._link, self._serve_parts)
+        await self.add_p2p_handlers(self._swarm.p2p, namespace=self._namespace)
+        await serve_streams(self._swarm.p2p, self._parts_name, self._buffers, self._link, self._serve_parts)
 
     def _stub_of(self, peer_id: str) -> Any:
         return type(self).get_stub(self._swarm.p2p, PeerID.from_base58(peer_id), namespace=self._namespace)
@@ -245,7 +244,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             peer_id=self._swarm.peer_id,
             epoch=request.epoch,
             weight=request.weight,
-            can_reduce=not self._swarm.config.client_mode,
+            can_reduce=self._swarm.record.is_reachable,
             wants_average=request.wants_average,
             upload=min(bandwidth.upload, MAX_RATE),
             download=min(bandwidth.download, MAX_RATE),
@@ -253,7 +252,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         )
 
         def leaders() -> list[str]:
-            ranks = {peer.peer_id: request.rank(peer) for peer in request.companions() if peer.record.is_direct}
+            ranks = {peer.peer_id: request.rank(peer) for peer in request.companions() if peer.record.is_reachable}
             if me.can_reduce:
                 ranks[me.peer_id] = request.own_rank
             return leader_order(key, ranks)

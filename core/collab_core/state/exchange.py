@@ -63,8 +63,8 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         swarm.reactor.run(self._listen(), timeout_s=10)
 
     async def _listen(self) -> None:
-        if not self._swarm.config.client_mode:
-            await self.add_p2p_handlers(self._swarm.p2p, namespace=NAMESPACE)
+        # In client mode too: nobody can dial us then, but those we are connected to can ask us all the same.
+        await self.add_p2p_handlers(self._swarm.p2p, namespace=NAMESPACE)
 
     def _stub_of(self, peer_id: str) -> Any:
         return type(self).get_stub(self._swarm.p2p, PeerID.from_base58(peer_id), namespace=NAMESPACE)

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 RECORD_LIFETIME_S = 12.0  # a killed peer is gone from everyone's view after this long
 HEARTBEAT_S = 3.0
+STORE_TIMEOUT_S = 8.0  # a peer that just died holds up a request for 3 s; this must be longer, or nothing is stored
 MIN_PUBLISH_GAP_S = 0.2
 READ_PERIOD_S = 0.3
 READ_TIMEOUT_S = 5.0
@@ -109,7 +110,7 @@ class Directory:
         while True:
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._store(), timeout=HEARTBEAT_S)
+                await asyncio.wait_for(self._store(), timeout=STORE_TIMEOUT_S)
             except Exception as error:  # noqa: BLE001 - whatever the network does, the next heartbeat tries again
                 logger.debug("publishing our record failed: %r", error)
             await asyncio.sleep(MIN_PUBLISH_GAP_S)

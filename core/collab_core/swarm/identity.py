@@ -54,6 +54,11 @@ class Identity:
         return self._private_key.sign(message)
 
 
+def peer_id_of(public_key: bytes) -> str:
+    """The ID of the peer with this public key, in libp2p's framing."""
+    return base58.b58encode(PEER_ID_PREFIX[:2] + public_key).decode()
+
+
 def is_signed_by(peer_id: str, message: bytes, signature: bytes) -> bool:
     """Whether the peer with this ID made the signature. Any malformed input is simply not signed."""
     try:

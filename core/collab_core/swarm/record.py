@@ -25,6 +25,8 @@ MAX_COUNT = 2**53 - 1
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+Mode = Literal["direct", "relay", "client"]
+"""How others reach a peer: by itself, through an auxiliary, or not at all."""
 Phase = Literal["joining", "working", "averaging", "serving", "left"]
 
 
@@ -35,7 +37,7 @@ class PeerRecord(BaseModel):
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[^\x00-\x1f\x7f]+$")]
     role: Literal["trainer", "aux", "observer"]
-    mode: Literal["direct", "client"]
+    mode: Mode
     version: Annotated[str, Field(max_length=32)]
     phase: Phase
     time: Rate
@@ -57,8 +59,9 @@ class PeerRecord(BaseModel):
     """The organiser's signature, if this auxiliary is one of theirs."""
 
     @property
-    def is_direct(self) -> bool:
-        return self.mode == "direct"
+    def is_reachable(self) -> bool:
+        """Others can connect to it, so it can reduce, lead and serve."""
+        return self.mode != "client"
 
 
 def records_key(run_hash: bytes) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hivemind.dht import DHTID
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import P2P
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
@@ -20,22 +20,26 @@ from hivemind.utils.timed_storage import get_dht_time
 from collab_core import __version__
 from collab_core.errors import Code, ConfigError, RunError, SwarmError
 from collab_core.state.folder import MAX_REMEMBERED_PEERS, StateFolder
-from collab_core.swarm.addresses import best_first, is_address_of, parse_address, peer_of, probe
+from collab_core.swarm.addresses import ipv4_if_any, is_address_of, is_public, parse_address, peer_of, place_of, probe
 from collab_core.swarm.daemon import Daemon, free_port
-from collab_core.swarm.directory import Directory
+from collab_core.swarm.directory import Directory, Peer
 from collab_core.swarm.identity import Identity
+from collab_core.swarm.links import Links
 from collab_core.swarm.names import friendly_name
+from collab_core.swarm.presence import Presence
 from collab_core.swarm.reactor import Reactor
-from collab_core.swarm.record import MAX_NAME_CHARS, PeerRecord, RecordValidator
+from collab_core.swarm.record import MAX_NAME_CHARS, Mode, PeerRecord, RecordValidator
 from collab_core.telemetry.events import EventLog
 
 logger = logging.getLogger(__name__)
 
-EVERYWHERE = "/ip4/0.0.0.0/tcp/0"
-RECONNECT_PERIOD_S = 4.0
-CALL_TIMEOUT_S = 3.0
+EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
+LOOK_PERIOD_S = 2.0
+RELAY_TIMEOUT_S = 8.0
 JOIN_ATTEMPTS = 4  # with pauses of 1, 2 and 4 seconds between them
 GOODBYE_TIMEOUT_S = 2.0
+MAX_SILENT = 8  # peers that are gone, of whom we try again
+MAX_REMEMBERED_EACH = 3  # addresses of one peer: a public one may not work from its own home
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +59,11 @@ class SwarmConfig:
     port: int | None = None
     """None: the port of the last time if it is free, otherwise any."""
     client_mode: bool = False
-    """Only dial out: nobody can connect to us."""
+    """Only dial out. Otherwise we listen, ask others whether they can reach us, and stop listening if they cannot."""
+    use_relay: bool = False
+    """If nobody can connect to us, be reached through those we join by."""
+    stays_direct: bool = False
+    """Take part as if reachable whatever others say, and only tell: a run cannot do without its organiser's aux."""
     identity_path: Path | None = None
     """Key file; by default in the state folder."""
     name: str = ""
@@ -71,6 +79,13 @@ class Swarm(Directory):
                 Code.BAD_OPTION,
                 f"--name {config.name[:60]!r} is not a name others can be shown.",
                 fix=f"Choose one of at most {MAX_NAME_CHARS} printable characters.",
+            )
+        if config.use_relay and (config.client_mode or config.announce_maddrs):
+            raise ConfigError(
+                Code.BAD_OPTION,
+                "--use-relay is for peers that find out that nobody can reach them; it goes neither with --client-mode "
+                "(nobody should) nor with --announce-maddrs (others can).",
+                fix="Leave one of them out.",
             )
         self.config = config
         self._folder = folder
@@ -90,10 +105,12 @@ class Swarm(Directory):
         self.grant = ""
         """The organiser's signature under our peer ID, if we are one of their auxiliaries."""
         self._daemon: Daemon | None = None
+        self._presence: Presence | None = None
+        self._links: Links | None = None
         self._port = 0
         self._bootstrap: list[str] = []
         self._remembered: list[str] = []
-        self._reconnecting: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._is_closed = False
 
     # --- joining and leaving ---
@@ -109,9 +126,34 @@ class Swarm(Directory):
                 fix="Give an invite instead of a run folder, or an address with --initial-peers.",
             )
         self._bootstrap = self._reachable(candidates) if candidates else []
-        self._daemon = self._start_daemon(self._bootstrap)
-        self.reactor.run(self._start_transport(), timeout_s=30)
+        presence = self._start("client" if self.config.client_mode else "direct")
+        if self.reactor.run(presence.ask(self.bootstrap_peers, any(map(is_public, candidates)))):
+            if presence.is_hidden and not self.config.stays_direct:
+                self._hide()
+            self._tell_reachability(presence)
+        self._update_record()
         self._remember_place()
+
+    def _start(self, mode: Mode) -> Presence:
+        """Start the daemon; or start it again, as it cannot change how it listens while it runs."""
+        if self._daemon is not None:
+            self.reactor.run(self.p2p.shutdown(), timeout_s=5)
+            self._daemon.stop()
+        self._daemon = self._start_daemon(mode)
+        self._presence = self.reactor.run(self._start_transport(mode), timeout_s=30)
+        return self._presence
+
+    def _hide(self) -> None:
+        """Nobody can connect to us: be reached through a relay if that is wished and somebody relays, or not at all."""
+        if self.config.use_relay:
+            presence = self._start("relay")
+            deadline = time.monotonic() + RELAY_TIMEOUT_S
+            while time.monotonic() < deadline:
+                self.reactor.run(presence.look())
+                if presence.now()[0] == "relay":
+                    return
+                time.sleep(0.1)
+        self._start("client")
 
     def join(self, run_hash: bytes) -> None:
         """Enter the run's directory: from now on others hear of us, and we of them."""
@@ -122,6 +164,11 @@ class Swarm(Directory):
     def bootstrap_peers(self) -> list[str]:
         """IDs of the peers we reached when we connected."""
         return list(dict.fromkeys(peer_of(address) for address in self._bootstrap))
+
+    @property
+    def bootstrap_addresses(self) -> list[str]:
+        """Where we found them."""
+        return list(self._bootstrap)
 
     @property
     def name(self) -> str:
@@ -159,17 +206,17 @@ class Swarm(Directory):
             fix="Check your internet connection, ask the organiser whether the auxiliary peer is up, then try again.",
         )
 
-    def _start_daemon(self, bootstrap: list[str]) -> Daemon:
+    def _start_daemon(self, mode: Mode) -> Daemon:
         config = self.config
         for address in (*config.host_maddrs, *config.announce_maddrs):
             parse_address(address)
-        wanted = config.port if config.port is not None else (self._folder.read_port() or 0)
+        wanted = self._port or (config.port if config.port is not None else (self._folder.read_port() or 0))
 
-        hosts = config.host_maddrs or (EVERYWHERE,)
+        hosts = config.host_maddrs or EVERYWHERE
 
         def start(port: int) -> Daemon:
             listen = []
-            if not config.client_mode:
+            if mode != "client":
                 # We choose the port, so that we know it whatever addresses are announced.
                 self._port = port or free_port(hosts[0])
                 listen = [_with_port(address, self._port) for address in hosts]
@@ -177,8 +224,10 @@ class Swarm(Directory):
                 identity=self._identity_path,
                 listen=listen,
                 announce=config.announce_maddrs,
-                bootstrap=bootstrap,
-                client_mode=config.client_mode,
+                bootstrap=ipv4_if_any(self._bootstrap),
+                client_mode=mode == "client",
+                relays=self._bootstrap if mode == "relay" else (),
+                is_relay=config.role == "aux",
             )
 
         try:
@@ -189,14 +238,16 @@ class Swarm(Directory):
         logger.warning("Port %d of the last time is taken; taking another one. The old invite will not work.", wanted)
         return start(0)
 
-    async def _start_transport(self) -> None:
+    async def _start_transport(self, mode: Mode) -> Presence:
         assert self._daemon is not None
         # Each peer keeps its sockets in its daemon's folder, which is removed with it.
         P2P._UNIX_SOCKET_PREFIX = f"/unix{self._daemon.folder}/"
         self.p2p = await P2P.replicate(Multiaddr(self._daemon.control_address))
-        if not self.config.client_mode:
-            addresses = best_first(str(address) for address in await self.p2p.get_visible_maddrs())[:8]
-            self._record = self._record.model_copy(update={"addresses": addresses})
+        config = self.config
+        should_ask = config.role != "observer" and not config.announce_maddrs
+        presence = Presence(self.p2p, self.peer_id, mode, should_ask, config.stays_direct)
+        await presence.start()
+        return presence
 
     async def _start_node(self, run_hash: bytes) -> None:
         # A node ID that follows from the peer ID: a restarted peer is the same node in everyone's routing table.
@@ -206,7 +257,7 @@ class Swarm(Directory):
                 p2p=self.p2p,
                 node_id=node_id,
                 initial_peers=self._bootstrap or None,
-                client_mode=self.config.client_mode,
+                client_mode=not self._record.is_reachable,
                 record_validator=RecordValidator(run_hash, get_dht_time),
                 ensure_bootstrap_success=False,
                 strict=False,
@@ -220,12 +271,14 @@ class Swarm(Directory):
                 fix="Try again in a minute; if it stays, ask the organiser for a fresh invite.",
             ) from error
         self.start(node, run_hash)
-        self._reconnecting = asyncio.create_task(self._reconnect_loop())
+        self._links = Links(self.p2p, node, records=self._whereabouts, hints=self._memories, on_moved=self._on_moved)
+        self._looking = asyncio.create_task(self._look_loop())
 
     def _remember_place(self) -> None:
         """For our next start, and for peers of the same run on this machine."""
-        if not self.config.client_mode and self.config.role != "observer":
-            self._folder.write_port(self._port)
+        if self.config.role != "observer":
+            if self._port:
+                self._folder.write_port(self._port)
             self._folder.write_addresses(self.addresses)
 
     def close(self) -> None:
@@ -251,40 +304,84 @@ class Swarm(Directory):
 
     def _remember(self) -> None:
         """Keep the addresses of reachable peers for the next start."""
-        told = ((peer.peer_id, peer.record.addresses[0]) for peer in self.peers() if peer.record.addresses)
-        addresses = [address for peer_id, address in told if is_address_of(address, peer_id)]
+        addresses = [address for peer in self.peers() for address in _good_addresses(peer)[:MAX_REMEMBERED_EACH]]
         self._remembered = list(dict.fromkeys([*addresses, *self._remembered]))[:MAX_REMEMBERED_PEERS]
         try:
             self._folder.write_peers(self._remembered)
         except OSError as error:
             logger.warning("Cannot remember peers: %s", error)
 
-    async def _reconnect_loop(self) -> None:
-        """Dial the first peers again whenever we lost them: the aux that restarted finds us still here."""
-        while True:
-            await asyncio.sleep(RECONNECT_PERIOD_S)
-            try:
-                known = await asyncio.wait_for(self.p2p.list_peers(), timeout=CALL_TIMEOUT_S)
-            except Exception as error:  # noqa: BLE001 - the next round asks again
-                logger.info("the daemon does not say whom we are connected to: %r", error)
-                continue
-            connected = {info.peer_id.to_base58() for info in known}
-            # Connected is not enough: a peer that was away is gone from our DHT routing table until it is pinged.
-            routed = {peer_id.to_base58() for peer_id in self.node.protocol.routing_table.uid_to_peer_id.values()}
-            for address in dict.fromkeys((*self.config.initial_peers, *self._remembered[:8])):
-                peer_id = peer_of(address)
-                if peer_id != self.peer_id and peer_id not in connected & routed:
-                    await self._dial(address, peer_id in connected)
+    # --- staying in touch ---
 
-    async def _dial(self, address: str, is_connected: bool) -> None:
-        try:
-            remote = PeerID.from_base58(peer_of(address))
-            target = Multiaddr(address.rpartition("/p2p/")[0])
-            if not is_connected:
-                await asyncio.wait_for(self.p2p._client.connect(remote, [target]), timeout=CALL_TIMEOUT_S)
-            await asyncio.wait_for(self.node.protocol.call_ping(remote), timeout=CALL_TIMEOUT_S)
-        except Exception as error:  # noqa: BLE001 - still away: the next round tries again
-            logger.info("%s cannot be reached again yet: %r", address, error)
+    def is_connected(self, peer_id: str) -> bool:
+        """Whether there is a connection with a peer, whoever made it."""
+        return self._links is not None and peer_id in self._links.connected
+
+    def _whereabouts(self) -> dict[str, list[str]]:
+        """Where everyone who can be reached says to be."""
+        return {peer.peer_id: addresses for peer in self.peers() if (addresses := _good_addresses(peer))}
+
+    def _memories(self) -> list[str]:
+        """Where those we joined by were, and those we met and hear nothing of."""
+        known = self._whereabouts()
+        silent = [address for address in self._remembered[:MAX_SILENT] if peer_of(address) not in known]
+        return [address for address in (*self.config.initial_peers, *silent) if peer_of(address) != self.peer_id]
+
+    def _on_moved(self, old: str, new: str) -> None:
+        assert self._presence is not None
+        self.events.write("address_changed", old=old, new=new)
+        self._presence.move(old, new)
+        self._update_record()
+
+    async def _look_loop(self) -> None:
+        """Look after our connections and our own addresses: the aux that restarted finds us still here."""
+        while True:
+            await asyncio.sleep(LOOK_PERIOD_S)
+            try:
+                await self._look()
+            except Exception as error:  # noqa: BLE001 - the next round looks again
+                logger.info("looking after our connections failed: %r", error)
+
+    async def _look(self) -> None:
+        assert self._links is not None
+        assert self._presence is not None
+        await self._links.look()
+        has_moved = await self._presence.look()
+        near = sorted(self._links.connected, key=lambda peer_id: peer_id not in self.bootstrap_peers)
+        places = [*self._memories(), *(place for places in self._whereabouts().values() for place in places)]
+        if await self._presence.ask(near, any(map(is_public, places))):
+            self._tell_reachability(self._presence)
+        elif not has_moved:
+            return
+        self._update_record()
+        self._remember_place()
+
+    def _update_record(self) -> None:
+        """Tell others how and where we can be reached now.
+
+        Our DHT node stays what it was: whoever we are connected to can use it, and hivemind 1.1.12 stops storing (an
+        assertion) if a node that others know as one of theirs no longer gives its ID.
+        """
+        assert self._presence is not None
+        mode, addresses = self._presence.now()
+        self.publish(mode=mode, addresses=addresses)
+
+    def _tell_reachability(self, presence: Presence) -> None:
+        answers = presence.answers
+        self.events.write(
+            "reachability",
+            is_reachable=not presence.is_hidden,
+            mode=self._presence.now()[0] if self._presence is not None else presence.mode,
+            port=self._port,
+            asked=[answer.asked for answer in answers],
+            reached=sorted({place_of(*place) for answer in answers for place in answer.reached}),
+            missed=sorted({place_of(*place) for answer in answers for place in answer.missed}),
+        )
+
+
+def _good_addresses(peer: Peer) -> list[str]:
+    """Where a peer says it is, as far as that makes sense."""
+    return [address for address in peer.record.addresses if is_address_of(address, peer.peer_id)]
 
 
 def _with_port(address: str, port: int) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+MAX_UNHEARD = 100
+
 Listener = Callable[[dict[str, Any]], None]
 
 
@@ -22,10 +24,16 @@ class EventLog:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open for the life of the peer
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
+        self._unheard: list[dict[str, Any]] = []
+        """What happened before anybody listened, for the first one who does."""
         self._can_write = True
 
     def listen(self, listener: Listener) -> None:
-        self._listeners.append(listener)
+        with self._lock:
+            unheard, self._unheard = self._unheard, []
+            self._listeners.append(listener)
+        for entry in unheard:
+            listener(entry)
 
     def write(self, event: str, **fields: Any) -> None:
         """Record an event: joined, epoch, resynced, refused, left, …, with what one needs to understand it."""
@@ -40,6 +48,8 @@ class EventLog:
                     if self._can_write:
                         logger.warning("The event log cannot be written: %s", error)
                     self._can_write = False
+            if not self._listeners and len(self._unheard) < MAX_UNHEARD:
+                self._unheard.append(entry)
         for listener in self._listeners:
             listener(entry)
 

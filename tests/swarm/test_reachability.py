@@ -1,0 +1,97 @@
+"""Dialling back: it proves who answers, and cannot be used to scan."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+import pytest
+from google.protobuf.wrappers_pb2 import BytesValue
+from hivemind.p2p import PeerID
+from processes import LOOPBACK
+
+from collab_core.errors import CollabError
+from collab_core.state.folder import StateFolder
+from collab_core.swarm import Swarm, SwarmConfig
+from collab_core.swarm.handshake import NotAPeer, who_answers
+from collab_core.swarm.reachability import NAMESPACE, DialBack
+from collab_core.telemetry import EventLog
+
+Closing = Callable[[Callable[[], None]], None]
+
+
+def start(folder: Path, closing: Closing, *initial_peers: str) -> Swarm:
+    state = StateFolder(folder)
+    closing(state.close)
+    events = EventLog(state.events)
+    closing(events.close)
+    config = SwarmConfig(role="trainer", host_maddrs=(LOOPBACK,), initial_peers=initial_peers)
+    swarm = Swarm(config, state, events)
+    closing(swarm.close)
+    swarm.connect()
+    return swarm
+
+
+def port_of(swarm: Swarm) -> int:
+    return int(swarm.addresses[0].split("/")[4])
+
+
+def test_a_handshake_tells_which_peer_answers_and_that_others_are_none(tmp_path: Path, closing: Closing) -> None:
+    swarm = start(tmp_path / "a", closing)
+
+    async def talk() -> None:
+        assert await who_answers("127.0.0.1", port_of(swarm)) == swarm.peer_id
+        for greeting in (b"SSH-2.0-OpenSSH_9.2\r\n", b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n" + bytes(999)):
+
+            async def greet(
+                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, words: bytes = greeting
+            ) -> None:
+                with contextlib.closing(writer):
+                    writer.write(words)
+                    await reader.read(1000)
+
+            async with await asyncio.start_server(greet, "127.0.0.1") as server:
+                port = server.sockets[0].getsockname()[1]
+                with pytest.raises(NotAPeer):
+                    await asyncio.wait_for(who_answers("127.0.0.1", port), 5)
+        with pytest.raises(OSError, match=r"."):
+            await who_answers("127.0.0.1", port)  # nobody listens there any more
+
+    asyncio.run(talk())
+
+
+def test_a_peer_is_found_where_it_listens_and_not_where_another_one_does(tmp_path: Path, closing: Closing) -> None:
+    first = start(tmp_path / "a", closing)
+    second = start(tmp_path / "b", closing, first.addresses[0])
+    third = start(tmp_path / "c", closing, first.addresses[0])
+    assert second.record.mode == "direct"
+
+    asking = DialBack(third.p2p)
+    other = port_of(second)  # an open port with a libp2p peer behind it, but not us
+    [answer] = third.reactor.run(asking.ask([second.peer_id], [other], set()))
+    assert (answer.reached, answer.missed) == ((), (("127.0.0.1", other),))
+    assert not answer.is_good
+
+
+def test_who_asks_too_often_or_too_much_gets_no_answer(tmp_path: Path, closing: Closing) -> None:
+    first = start(tmp_path / "a", closing)
+    second = start(tmp_path / "b", closing, first.addresses[0])  # it has just asked when it connected
+    assert second.reactor.run(DialBack(second.p2p).ask([first.peer_id], [port_of(second)], set())) == []
+
+    third = start(tmp_path / "c", closing, first.addresses[0])
+    stub = DialBack.get_stub(third.p2p, PeerID.from_base58(second.peer_id), namespace=NAMESPACE)
+    for junk in (b"", b"\xff\xff", msgpack.packb([22, 80, 443]), msgpack.packb([0]), msgpack.packb(["45.83.7.10"])):
+        reply = third.reactor.run(stub.rpc_dial_back(BytesValue(value=junk), timeout=5))
+        assert reply.value == b""
+
+
+def test_relaying_goes_with_no_option_that_says_otherwise(tmp_path: Path) -> None:
+    for config in (
+        SwarmConfig(role="trainer", use_relay=True, client_mode=True),
+        SwarmConfig(role="trainer", use_relay=True, announce_maddrs=("/ip4/45.83.7.10/tcp/31330",)),
+    ):
+        with pytest.raises(CollabError, match="--use-relay"):
+            Swarm(config, StateFolder(tmp_path), EventLog(tmp_path / "events.jsonl"))
