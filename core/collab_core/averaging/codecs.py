@@ -16,8 +16,8 @@ class Codec(Protocol):
     name: str
     is_lossless: bool
 
-    def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> None:
-        """Fill a payload of the right size; what it decodes to is written into `decoded`."""
+    def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> bool:
+        """Fill a payload of the right size; what it decodes to is written into `decoded`. False: it is not finite."""
 
     def decode(self, payload: bytearray, decoded: torch.Tensor) -> None:
         """Write the values of a payload of the right size into `decoded`."""
@@ -32,9 +32,9 @@ class NoCodec:
     name = "none"
     is_lossless = True
 
-    def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> None:
+    def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> bool:
         torch.frombuffer(payload, dtype=torch.float32).copy_(values)
-        decoded.copy_(values)
+        return is_finite(decoded.copy_(values))
 
     def decode(self, payload: bytearray, decoded: torch.Tensor) -> None:
         decoded.copy_(torch.frombuffer(payload, dtype=torch.float32))
@@ -49,11 +49,12 @@ class Fp16Codec:
     name = "fp16"
     is_lossless = False
 
-    def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> None:
+    def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> bool:
         half = torch.frombuffer(payload, dtype=torch.float16).copy_(values)
-        decoded.copy_(half)
-        if not is_finite(decoded) and is_finite(values):
-            decoded.copy_(half.copy_(values.clamp(-FP16_MAX, FP16_MAX)))
+        if is_finite(decoded.copy_(half)):
+            return True
+        decoded.copy_(half.copy_(values.clamp(-FP16_MAX, FP16_MAX)))
+        return is_finite(values)
 
     def decode(self, payload: bytearray, decoded: torch.Tensor) -> None:
         decoded.copy_(torch.frombuffer(payload, dtype=torch.float16))

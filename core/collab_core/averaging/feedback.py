@@ -43,11 +43,12 @@ class Draft:
         self._feedback, self._lost = feedback, lost
         self._parts: list[Part] = []
 
-    def add_residue(self, values: torch.Tensor, part: Part, weight: float) -> None:
-        """Add what was lost of this part before; `weight` is what the values will count."""
+    def with_residue(self, values: torch.Tensor, part: Part, weight: float, out: torch.Tensor) -> torch.Tensor:
+        """The values and what was lost of this part before; `weight` is what the values will count."""
         residue = self._feedback.residue
-        if residue is not None:
-            values.add_(residue[part.start : part.stop], alpha=1 / weight)
+        if residue is None:
+            return values
+        return torch.add(values, residue[part.start : part.stop], alpha=1 / weight, out=out)
 
     def note(self, part: Part, values: torch.Tensor, decoded: torch.Tensor, weight: float) -> None:
         """Remember what the codec lost of a part."""

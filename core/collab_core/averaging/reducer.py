@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from collab_core.averaging.buffers import Buffers
-from collab_core.averaging.codecs import Codec, is_finite, largest
+from collab_core.averaging.codecs import Codec, largest
 from collab_core.averaging.feedback import Draft
 from collab_core.averaging.group import Part
 
@@ -100,13 +100,13 @@ class PartSum:
             weight = self._weight
             if weight == 0:
                 raise PartLost("no contribution to a part was left")
-            mean = torch.div(self._sum, weight, out=tools.buffers.scratch("values", self._part.num_values))
-            tools.feedback.add_residue(mean, self._part, weight)
-            tools.codec.encode(mean, payload, self._sum)
+            scratch = tools.buffers.scratch("values", self._part.num_values)
+            mean = torch.div(self._sum, weight, out=scratch)
+            mean = tools.feedback.with_residue(mean, self._part, weight, out=scratch)
+            if not tools.codec.encode(mean, payload, self._sum):
+                raise PartLost("a part reduced here is not finite")
             if not tools.codec.is_lossless:
                 tools.feedback.note(self._part, mean, self._sum, weight)
-        if not is_finite(self._sum):
-            raise PartLost("a part reduced here is not finite")
 
 
 class Reducer:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
 import torch
 
@@ -16,6 +17,33 @@ from collab_core.averaging.wire import BadFrame, Frame, Kind, PartStream
 Refusal = Callable[[str, str], None]
 
 START_TIMEOUT_S = 8.0  # a sender that has not even opened its stream by then is gone
+
+
+class OneBehind:
+    """Works on one part while the next one arrives."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def then(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin this work once the last one is done; raises what the last one raised."""
+        try:
+            await self.done()
+        except BaseException:
+            work.close()
+            raise
+        self._task = asyncio.create_task(work)
+
+    async def done(self) -> None:
+        """Wait for the last work."""
+        task, self._task = self._task, None
+        if task is not None:
+            await task
+
+    async def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
 
 class RoundFailed(Exception):
@@ -88,11 +116,14 @@ class Reduction:
         """Send a reducer its parts of my contribution, receive the averages of them."""
         stream: PartStream | None = None
         sending: asyncio.Task[None] | None = None
+        decoding = OneBehind()
         try:
             stream = await asyncio.wait_for(self._connect(peer_id), self._timeout_s)
             sending = asyncio.create_task(self._send_parts(stream, self._plan[peer_id]))
             for index, part in enumerate(self._plan[peer_id]):
-                await self._receive_average(stream, peer_id, index, part)
+                payload = await self._receive_average(stream, peer_id, index, part)
+                await decoding.then(self._decode(peer_id, index, part, payload))
+            await decoding.done()
             await sending
         except RoundFailed as error:
             self.lost[peer_id] = str(error)
@@ -103,13 +134,14 @@ class Reduction:
             self.lost[peer_id] = reason
             raise RoundFailed(f"lost the reducer {peer_id}: {reason}") from e
         finally:
+            await decoding.cancel()
             if sending is not None:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
             if stream is not None:
                 stream.close()
 
-    async def _receive_average(self, stream: PartStream, peer_id: str, index: int, part: Part) -> None:
+    async def _receive_average(self, stream: PartStream, peer_id: str, index: int, part: Part) -> bytearray:
         # a reducer must itself wait for its slowest sender, so it gets twice the time
         num_bytes = self._codec.encoded_bytes(part.num_values)
         try:
@@ -121,14 +153,18 @@ class Reduction:
         if frame.kind is not Kind.AVERAGE or len(frame.payload) != num_bytes:
             raise RoundFailed(f"the reducer {peer_id} ended the round ({frame.kind.name})")
         self.bytes_received += num_bytes
-        mine = self.average[part.start : part.stop]
-        if not await self._tools.run(self._decode, frame.payload, mine):
-            raise RoundFailed(f"part {index} from the reducer {peer_id} is not finite")
-        self._tools.buffers.give_back(frame.payload)
+        return frame.payload
 
-    def _decode(self, payload: bytearray, values: torch.Tensor) -> bool:
-        self._codec.decode(payload, values)
-        return is_finite(values)
+    async def _decode(self, peer_id: str, index: int, part: Part, payload: bytearray) -> None:
+        mine = self.average[part.start : part.stop]
+
+        def decode() -> bool:
+            self._codec.decode(payload, mine)
+            return is_finite(mine)
+
+        if not await self._tools.run(decode):
+            raise RoundFailed(f"part {index} from the reducer {peer_id} is not finite")
+        self._tools.buffers.give_back(payload)
 
     async def _send_parts(self, stream: PartStream, parts: list[Part]) -> None:
         await stream.send(Frame(Kind.HELLO, self._mine.weight, bytearray(self.group.group_id)))
@@ -158,9 +194,9 @@ class Reduction:
         contribution, weight, tools = self._contribution, self._mine.weight, self._tools
         assert contribution is not None
         payload = tools.buffers.payload(tools.codec.encoded_bytes(part.num_values))
-        values = tools.buffers.scratch("values", part.num_values).copy_(contribution[part.start : part.stop])
+        scratch = tools.buffers.scratch("values", part.num_values)
         decoded = tools.buffers.scratch("decoded", part.num_values)
-        tools.feedback.add_residue(values, part, weight)
+        values = tools.feedback.with_residue(contribution[part.start : part.stop], part, weight, out=scratch)
         tools.codec.encode(values, payload, decoded)
         if not tools.codec.is_lossless:
             tools.feedback.note(part, values, decoded, weight)
@@ -222,6 +258,7 @@ class Reduction:
         """Take all parts of one sender. False if it was refused."""
         declared = self.group.senders.get(sender, 0.0)
         parts = self._reducer.parts if declared > 0 else ()
+        adding = OneBehind()
         try:
             for index, part in enumerate(parts):
                 num_bytes = self._codec.encoded_bytes(part.num_values)
@@ -234,8 +271,8 @@ class Reduction:
                 if frame.weight != declared:
                     raise Refused(f"declared a weight of {declared:g}, then sent {frame.weight:g}")
                 self.bytes_received += num_bytes
-                await self._reducer.add(sender, index, frame.payload)
-                self._tools.buffers.give_back(frame.payload)
+                await adding.then(self._add(sender, index, frame.payload))
+            await adding.done()
             last = await asyncio.wait_for(stream.receive(0), self._timeout_s)
             if last is not None and last.kind is not Kind.END:
                 raise Refused(f"sent more than its {len(parts)} parts")
@@ -245,7 +282,13 @@ class Reduction:
             return self._refuse(sender, str(error))
         except asyncio.TimeoutError:
             self._lose(sender, "silent for too long")
+        finally:
+            await adding.cancel()
         return True
+
+    async def _add(self, sender: str, index: int, payload: bytearray) -> None:
+        await self._reducer.add(sender, index, payload)
+        self._tools.buffers.give_back(payload)
 
     async def _next_part(self, stream: PartStream, index: int, num_bytes: int) -> Frame | None:
         try:
