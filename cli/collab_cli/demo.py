@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
 
@@ -31,6 +32,7 @@ def demo(
     peers: Annotated[int, typer.Option(min=1, max=32, help="Number of trainers.")] = 2,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the built-in run.")] = 0,
+    data_dir: options.DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show more when something fails.")] = False,
 ) -> None:
@@ -47,7 +49,8 @@ def demo(
         place = Path(folder)
         run_folder = RunFolder(Path(run)) if run is not None else built_in_run(place / "run", seed)
         settings = run_folder.settings()
-        swarm = LocalSwarm(run_folder.path, place, num_trainers=peers, epochs=epochs, verbose=verbose)
+        data = (data_dir or run_folder.path).absolute()
+        swarm = LocalSwarm(run_folder.path, place, data_dir=data, num_trainers=peers, epochs=epochs, verbose=verbose)
         started = time.monotonic()
         curve = Curve()
         try:
@@ -61,7 +64,7 @@ def demo(
                 swarm.stop()
         seconds = time.monotonic() - started
         with console.status("Looking at the trained model…"):
-            report = summarise(swarm, run_folder, seconds)
+            report = summarise(swarm, run_folder, data, seconds)
         report = {"run_id": report.pop("run_id"), "strategy": settings.strategy.name, **report}
         if as_json:
             print(json.dumps(report, indent=2))
@@ -147,16 +150,18 @@ def contributed(peer: LocalPeer, name: str) -> int:
     return sum(event["members"].get(name, 0) for event in peer.events if event["event"] == "epoch")
 
 
-def summarise(swarm: LocalSwarm, run_folder: Any, seconds: float) -> dict[str, Any]:
+def summarise(swarm: LocalSwarm, run_folder: Any, data_dir: Path, seconds: float) -> dict[str, Any]:
     """What came of it: the auxiliary's last state, judged on held-out data, and everyone's last words."""
     from collab_core.errors import Code, RunError
     from collab_core.run import fingerprint
     from collab_core.state.backup import read_backup
-    from collab_trainer import initial_root, load_task, new_replica
+    from collab_trainer import TaskContext, load_task, new_replica, prepare
 
-    signed = run_folder.signed_manifest(initial_root)
+    signed = run_folder.signed_manifest(prepare)
     manifest = signed.open(None, fingerprint(signed.claimed_organiser))
-    task = load_task(manifest.settings.task)
+    assets = run_folder.assets.read(manifest.assets)
+    context = TaskContext(assets=assets, run_dir=run_folder.path, data_dir=data_dir)
+    task = load_task(manifest.settings.task, context)
     model = task.build_model()
     replica = new_replica(manifest.settings, model)
     first = task.evaluate(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from collab_core.errors import Code, TaskError
 from collab_core.run.problems import option_reason
 from collab_core.run.settings import Section, TaskSettings
+from collab_trainer.context import TaskContext
 
 TASK_NAMES = ("tiny-gpt",)
 
@@ -85,8 +87,17 @@ class Task(Protocol):
         """Something a person can look at; the same model always gives the same."""
 
 
-def load_task(settings: TaskSettings) -> Task:
+def collect_assets(settings: TaskSettings, run_dir: Path) -> dict[str, bytes]:
+    """Files that every peer needs for this task; the organiser's side, which may read its folder and download."""
+    return {}
+
+
+def load_task(settings: TaskSettings, context: TaskContext | None = None) -> Task:
     """The task that a run names.
+
+    Args:
+        settings: `[task]` of the run file.
+        context: where it is loaded; by default a place with no files and no data.
 
     Raises:
         TaskError: the task is unknown here, or one of its options is not allowed.
