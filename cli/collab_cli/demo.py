@@ -20,7 +20,10 @@ from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
 
 if TYPE_CHECKING:
+    import torch
+
     from collab_cli.local_swarm import LocalPeer, LocalSwarm
+    from collab_trainer import Task
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -164,7 +167,7 @@ def summarise(swarm: LocalSwarm, run_folder: Any, data_dir: Path, seconds: float
     task = load_task(manifest.settings.task, context)
     model = task.build_model()
     replica = new_replica(manifest.settings, model)
-    first = task.evaluate(model)
+    first = _loss(task, model)
     backup = read_backup(swarm.auxiliary.folder / "backup.collab", manifest.run_id)
     if backup is None:
         raise RunError(Code.PEER_FAILED, "The auxiliary peer kept no state.", fix="Run again with --verbose.")
@@ -197,11 +200,23 @@ def summarise(swarm: LocalSwarm, run_folder: Any, data_dir: Path, seconds: float
         "run_id": manifest.run_id,
         "epochs": replica.epoch,
         "seconds": round(seconds, 1),
-        "loss": {"first": first, "last": task.evaluate(model), "floor": task.floor},
+        "loss": {"first": first, "last": _loss(task, model), "floor": task.floor},
         "model_root": backup.root,
         "peers": people,
         "sample": task.sample(model),
     }
+
+
+def _loss(task: Task, model: torch.nn.Module) -> float | None:
+    """The loss on held-out text; None if so little text is there that none of it was held out."""
+    from collab_core.errors import Code, TaskError
+
+    try:
+        return task.evaluate(model)
+    except TaskError as error:
+        if error.code is not Code.NO_DATA:
+            raise
+        return None
 
 
 def tell(console: Console, report: dict[str, Any], run: str | None) -> None:
@@ -209,7 +224,10 @@ def tell(console: Console, report: dict[str, Any], run: str | None) -> None:
     loss = report["loss"]
     floor = "" if loss["floor"] is None else f"  (nobody can get below {loss['floor']:.3f})"
     console.print(f"\n[bold]{report['epochs']} epochs in {report['seconds']:.0f} s.[/bold]")
-    console.print(f"Loss on data nobody trained on: {loss['first']:.3f} → [bold]{loss['last']:.3f}[/bold]{floor}")
+    if loss["last"] is None:
+        console.print("No data was held out to measure the loss on; see [task.options.evaluation].", markup=False)
+    else:
+        console.print(f"Loss on data nobody trained on: {loss['first']:.3f} → [bold]{loss['last']:.3f}[/bold]{floor}")
     total = sum(person["samples"] for person in report["peers"]) or 1
     for person in report["peers"]:
         if person["role"] == "trainer":

@@ -101,8 +101,9 @@ def train(
             session.events.listen(EventLines(console))
             settings = session.manifest.settings
             console.print(f"Run [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}, on {describe(chosen)}.")
-            task = load_task(settings.task, options.task_context(source, session, data_dir, needs_data=True))
-            model = task.build_model()
+            with console.status("Reading the data and building the model…"):
+                task = load_task(settings.task, options.task_context(source, session, data_dir, needs_data=True))
+                model = task.build_model()
             peer = Trainer(
                 task=task,
                 model=model,

@@ -15,7 +15,7 @@ from collab_trainer.device import pick_device
 from collab_trainer.evaluating import evaluating
 from collab_trainer.initial import new_replica, prepare
 from collab_trainer.seeding import fill_parameters, std_by_fan_in
-from collab_trainer.task import Batch, Block, Blocks, NumberedBlocks, Task, TaskOptions, load_task
+from collab_trainer.task import Batch, Block, Blocks, NumberedBlocks, Task, TaskOptions, collect_assets, load_task
 from collab_trainer.trainer import Trainer, TrainerConfig
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "TaskOptions",
     "Trainer",
     "TrainerConfig",
+    "collect_assets",
     "evaluating",
     "fill_parameters",
     "load_task",

@@ -139,6 +139,8 @@ def _reason(kind: str, path: tuple[str | int, ...], value: object, context: Mapp
             return f"it must be {PACKAGE_RULE if path[-1] == 'package' else NAME_RULE}"
         case "string_too_long":
             return f"it has {len(str(value))} characters, and at most {context['max_length']} are allowed"
+        case "too_short" | "string_too_short":
+            return f"it must have at least {context['min_length']}"
         case "int_type":
             return f"it must be a whole number, not {_kind(value)}"
         case "float_type":
