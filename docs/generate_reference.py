@@ -23,11 +23,13 @@ from typer.models import ArgumentInfo, OptionInfo
 from collab_cli.app import app
 from collab_core.run import run_template
 from collab_core.run.settings import RunSettings, Section
+from collab_core.templates import Template
+from collab_trainer.causal_lm import CausalLMOptions
 from collab_trainer.tiny_gpt import TinyGPTOptions
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Made by docs/generate_reference.py from the code. Do not edit; run the script. -->"
-ORDER = ("new", "aux", "train", "status", "demo")
+ORDER = ("new", "aux", "train", "status", "demo", "publish-model")
 
 
 def pages() -> dict[Path, str]:
@@ -184,6 +186,10 @@ def run_file_page() -> str:
         if path == "task":
             lines += ["", "### [task.options] of tiny-gpt", ""]
             lines += _section_table(TinyGPTOptions, "task.options", comments)
+            lines += ["", "### [task.options] of causal-lm", ""]
+            for below, options in _tables(CausalLMOptions, "task.options"):
+                lines += [] if options is CausalLMOptions else ["", f"#### {below}", ""]
+                lines += _section_table(options, "", {})
             lines += ["", "### [task.options] of other packages", ""]
             lines += ["A task that is not built in has options of its own, checked in the same way: whoever writes it"]
             lines += ["[describes them](../tutorials/custom-task.md#2-the-task)."]
@@ -191,7 +197,10 @@ def run_file_page() -> str:
         "",
         "## What must agree",
         "",
-        "- `task.options.width` must be a multiple of `task.options.heads`.",
+        "- tiny-gpt: `task.options.width` must be a multiple of `task.options.heads`.",
+        "- causal-lm: model, tokenizer and each source of data come from one place, and a `repo` has a `revision`.",
+        "- causal-lm: `sequence_length` at most the model's `max_position_embeddings`, and no more tokens in the",
+        "  tokenizer than its `vocab_size`.",
         "- `optimizer.decay_epochs` above 0 if and only if `optimizer.decay` is not `constant`.",
         '- `optimizer.momentum` above 0 only with `optimizer.name = "sgd"`.',
         "- `limits.max_samples_per_peer` at least `strategy.target_batch_size`: a peer that is alone must be able to",
@@ -202,8 +211,34 @@ def run_file_page() -> str:
         "```toml",
         run_template("my-run").rstrip(),
         "```",
+        "",
+        "## What `collab new --template causal-lm` writes instead of `[task]`",
+        "",
+        "```toml",
+        _task_of(run_template("my-run", Template.CAUSAL_LM)),
+        "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _task_of(text: str) -> str:
+    """What stands between `[task]` and `[strategy]`."""
+    return text[text.index("[task]") : text.index("[strategy]")].rstrip()
+
+
+def _tables(section: type[Section], path: str, *, is_list: bool = False) -> Iterator[tuple[str, type[Section]]]:
+    """A task's options and the tables in them; a list of tables has double brackets. Each kind of table once."""
+    yield f"[[{path}]]" if is_list else f"[{path}]", section
+    for name, field in section.model_fields.items():
+        if _is_section(field.annotation):
+            yield from _tables(field.annotation, f"{path}.{name}")
+        # data for evaluation is described like data for training
+        elif path.count(".") == 1 and get_origin(field.annotation) is list:
+            yield from _tables(get_args(field.annotation)[0], f"{path}.{name}", is_list=True)
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _sections(section: type[Section], path: tuple[str, ...]) -> Iterator[tuple[str, type[Section]]]:
@@ -218,7 +253,7 @@ def _section_table(section: type[Section], path: str, comments: dict[str, str]) 
     schema = section.model_json_schema(ref_template="{model}")["properties"]
     rows = []
     for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if _is_section(field.annotation):
             continue
         words = docs.get(name) or comments.get(f"{path}.{name}".lstrip("."), "")
         default = "required" if field.is_required() else f"`{_toml(field.get_default(call_default_factory=True))}`"
@@ -254,7 +289,15 @@ def _comments() -> dict[str, str]:
 def _allowed(schema: dict[str, Any]) -> str:
     if words := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
         return ", ".join(f'`"{word}"`' for word in words)
-    kinds = {"integer": "whole number", "number": "number", "string": "text", "object": "table"}
+    kinds = {
+        "integer": "whole number",
+        "number": "number",
+        "string": "text",
+        "object": "table",
+        "boolean": "true, false",
+    }
+    if schema["type"] == "array":
+        return "list of tables" if "$ref" in schema["items"] else f"list of {kinds[schema['items']['type']]}"
     text = kinds[schema["type"]]
     low, high = schema.get("minimum"), schema.get("maximum")
     if "exclusiveMinimum" in schema:
@@ -265,7 +308,9 @@ def _allowed(schema: dict[str, Any]) -> str:
         text += f", less than {_number(schema['exclusiveMaximum'])}"
     if "maxLength" in schema:
         text += f", at most {schema['maxLength']} characters"
-    if "pattern" in schema and "maxLength" not in schema:
+    if "[0-9a-f]{64}" in schema.get("pattern", ""):
+        text += ": 64 hex digits"
+    elif "pattern" in schema and "maxLength" not in schema:
         text += ": 1 to 48 small letters, digits and hyphens"
     return text
 
@@ -280,6 +325,8 @@ def _toml(value: object) -> str:
             return f'"{value}"'
         case dict():
             return "{}"
+        case bool():
+            return str(value).lower()
         case _:
             return str(value)
 

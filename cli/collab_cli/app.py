@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from collab_cli import aux, demo, new, status, train
+from collab_cli import aux, demo, new, publish_model, status, train
 
 app = typer.Typer(
     name="collab",
@@ -20,6 +20,7 @@ app.command("aux")(aux.aux)
 app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
+app.command("publish-model")(publish_model.publish_model)
 
 
 def _print_version(value: bool) -> None:

@@ -49,7 +49,7 @@ def aux(
             from collab_core.peer import PeerConfig
             from collab_core.session import open_session
             from collab_core.swarm import SwarmConfig
-            from collab_trainer import initial_root, load_task, new_replica
+            from collab_trainer import load_task, new_replica, prepare
 
             torch.set_num_threads(1)  # the update is elementwise and short; the cores belong to the network
             config = SwarmConfig(
@@ -61,12 +61,13 @@ def aux(
                 identity_path=identity_path,
                 name=name or "",
             )
-        with open_session(source, config, state_dir=state_dir, initial_root=initial_root) as session:
+        with open_session(source, config, state_dir=state_dir, prepare=prepare) as session:
             session.events.listen(EventLines(console))
             settings = session.manifest.settings
+            task = load_task(settings.task, options.task_context(source, session))
             peer = Auxiliary(
                 session=session,
-                replica=new_replica(settings, load_task(settings.task).build_model()),
+                replica=new_replica(settings, task.build_model()),
                 config=PeerConfig(backup_every=backup_every, bandwidth=link, is_active=as_active_peer),
                 stop=stopping.when_asked(),
                 fail_at=FailAt.from_environment(),

@@ -15,11 +15,15 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
 
 if TYPE_CHECKING:
+    import torch
+
     from collab_cli.local_swarm import LocalPeer, LocalSwarm
+    from collab_trainer import Task
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -31,6 +35,7 @@ def demo(
     peers: Annotated[int, typer.Option(min=1, max=32, help="Number of trainers.")] = 2,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs to train.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the built-in run.")] = 0,
+    data_dir: options.DataDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show more when something fails.")] = False,
 ) -> None:
@@ -47,7 +52,8 @@ def demo(
         place = Path(folder)
         run_folder = RunFolder(Path(run)) if run is not None else built_in_run(place / "run", seed)
         settings = run_folder.settings()
-        swarm = LocalSwarm(run_folder.path, place, num_trainers=peers, epochs=epochs, verbose=verbose)
+        data = (data_dir or run_folder.path).absolute()
+        swarm = LocalSwarm(run_folder.path, place, data_dir=data, num_trainers=peers, epochs=epochs, verbose=verbose)
         started = time.monotonic()
         curve = Curve()
         try:
@@ -61,7 +67,7 @@ def demo(
                 swarm.stop()
         seconds = time.monotonic() - started
         with console.status("Looking at the trained model…"):
-            report = summarise(swarm, run_folder, seconds)
+            report = summarise(swarm, run_folder, data, seconds)
         report = {"run_id": report.pop("run_id"), "strategy": settings.strategy.name, **report}
         if as_json:
             print(json.dumps(report, indent=2))
@@ -147,19 +153,21 @@ def contributed(peer: LocalPeer, name: str) -> int:
     return sum(event["members"].get(name, 0) for event in peer.events if event["event"] == "epoch")
 
 
-def summarise(swarm: LocalSwarm, run_folder: Any, seconds: float) -> dict[str, Any]:
+def summarise(swarm: LocalSwarm, run_folder: Any, data_dir: Path, seconds: float) -> dict[str, Any]:
     """What came of it: the auxiliary's last state, judged on held-out data, and everyone's last words."""
     from collab_core.errors import Code, RunError
     from collab_core.run import fingerprint
     from collab_core.state.backup import read_backup
-    from collab_trainer import initial_root, load_task, new_replica
+    from collab_trainer import TaskContext, load_task, new_replica, prepare
 
-    signed = run_folder.signed_manifest(initial_root)
+    signed = run_folder.signed_manifest(prepare)
     manifest = signed.open(None, fingerprint(signed.claimed_organiser))
-    task = load_task(manifest.settings.task)
+    assets = run_folder.assets.read(manifest.assets)
+    context = TaskContext(assets=assets, run_dir=run_folder.path, data_dir=data_dir)
+    task = load_task(manifest.settings.task, context)
     model = task.build_model()
     replica = new_replica(manifest.settings, model)
-    first = task.evaluate(model)
+    first = _loss(task, model)
     backup = read_backup(swarm.auxiliary.folder / "backup.collab", manifest.run_id)
     if backup is None:
         raise RunError(Code.PEER_FAILED, "The auxiliary peer kept no state.", fix="Run again with --verbose.")
@@ -192,11 +200,23 @@ def summarise(swarm: LocalSwarm, run_folder: Any, seconds: float) -> dict[str, A
         "run_id": manifest.run_id,
         "epochs": replica.epoch,
         "seconds": round(seconds, 1),
-        "loss": {"first": first, "last": task.evaluate(model), "floor": task.floor},
+        "loss": {"first": first, "last": _loss(task, model), "floor": task.floor},
         "model_root": backup.root,
         "peers": people,
         "sample": task.sample(model),
     }
+
+
+def _loss(task: Task, model: torch.nn.Module) -> float | None:
+    """The loss on held-out text; None if so little text is there that none of it was held out."""
+    from collab_core.errors import Code, TaskError
+
+    try:
+        return task.evaluate(model)
+    except TaskError as error:
+        if error.code is not Code.NO_DATA:
+            raise
+        return None
 
 
 def tell(console: Console, report: dict[str, Any], run: str | None) -> None:
@@ -204,7 +224,10 @@ def tell(console: Console, report: dict[str, Any], run: str | None) -> None:
     loss = report["loss"]
     floor = "" if loss["floor"] is None else f"  (nobody can get below {loss['floor']:.3f})"
     console.print(f"\n[bold]{report['epochs']} epochs in {report['seconds']:.0f} s.[/bold]")
-    console.print(f"Loss on data nobody trained on: {loss['first']:.3f} → [bold]{loss['last']:.3f}[/bold]{floor}")
+    if loss["last"] is None:
+        console.print("No data was held out to measure the loss on; see [task.options.evaluation].", markup=False)
+    else:
+        console.print(f"Loss on data nobody trained on: {loss['first']:.3f} → [bold]{loss['last']:.3f}[/bold]{floor}")
     total = sum(person["samples"] for person in report["peers"]) or 1
     for person in report["peers"]:
         if person["role"] == "trainer":

@@ -53,7 +53,10 @@ class LocalPeer:
 class LocalSwarm:
     """Starts peers, watches over them, and ends every one of them."""
 
-    def __init__(self, run: Path, folder: Path, *, num_trainers: int, epochs: int, verbose: bool) -> None:
+    def __init__(
+        self, run: Path, folder: Path, *, data_dir: Path, num_trainers: int, epochs: int, verbose: bool
+    ) -> None:
+        self._data_dir = data_dir
         self._run, self._folder, self._num_trainers, self._epochs = run, folder, num_trainers, epochs
         self._invite_file = folder / "invite"
         self._verbose = verbose
@@ -86,7 +89,8 @@ class LocalSwarm:
             time.sleep(0.1)
         invite = self._invite_file.read_text().strip()
         for number in range(1, self._num_trainers + 1):
-            self._start(f"trainer-{number}", "train", invite, "--epochs", str(self._epochs), "--backup-every-step", "0")
+            options = ("--epochs", str(self._epochs), "--backup-every-step", "0", "--data-dir", str(self._data_dir))
+            self._start(f"trainer-{number}", "train", invite, *options)
         return invite
 
     def _start(self, name: str, *command: str) -> None:

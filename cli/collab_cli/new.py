@@ -17,7 +17,8 @@ def new(
     template: Annotated[
         Template,
         typer.Option(
-            help="What to train: the built-in tiny GPT, or a task of your own, written as an example package."
+            help="What to train: the built-in tiny GPT, any causal language model on your own text, or a task of your "
+            "own, written as an example package."
         ),
     ] = Template.TINY_GPT,
 ) -> None:
@@ -32,6 +33,9 @@ def new(
         console.print(f"Created [bold]{made.key_file}[/bold]  your key: keep it, show it to nobody")
         if template is Template.CUSTOM:
             tell_about_task(console, folder)
+        if template is Template.CAUSAL_LM:
+            data = made.path / "data"
+            console.print(f"\nPut text files into [bold]{data}[/bold], or change the data in the run file.")
         console.print("\nNext, on a machine that others can reach:\n")
         console.print(f"  collab aux {folder}", style="bold cyan")
 

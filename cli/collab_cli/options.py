@@ -11,6 +11,8 @@ import typer
 if TYPE_CHECKING:
     from collab_core.averaging import Bandwidth as CoreBandwidth
     from collab_core.run import Invite, RunFolder
+    from collab_core.session import Session
+    from collab_trainer import TaskContext
 
 NETWORK = "Network"
 FILES = "Files"
@@ -67,6 +69,13 @@ StateDir = Annotated[
 InviteFile = Annotated[
     Path | None,
     typer.Option(help="Write an invite to this file once others can join.", rich_help_panel=FILES),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the data you bring, if the run trains on local files. Default with a run folder: that folder.",
+        rich_help_panel=FILES,
+    ),
 ]
 Name = Annotated[str | None, typer.Option(help="What others see. Default: a friendly name made from the peer ID.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the network's own log messages.")]
@@ -144,6 +153,27 @@ def read_source(text: str) -> Invite | RunFolder:
         Code.BAD_INVITE,
         f"{text[:60]!r} is neither an invite nor a folder that exists.",
         fix="Paste the whole invite (it begins with collab1_), or give the folder that `collab new` made.",
+    )
+
+
+def task_context(
+    source: Invite | RunFolder, session: Session, data_dir: Path | None = None, *, needs_data: bool = False
+) -> TaskContext:
+    """What the run's task may use here.
+
+    With a run folder, data lies in it unless a flag says otherwise. With an invite there is no default: the names of
+    the files are the organiser's, and nobody's files are read because a stranger guessed their names.
+    """
+    from collab_core.run import RunFolder
+    from collab_trainer import TaskContext
+
+    run_dir = source.path if isinstance(source, RunFolder) else None
+    return TaskContext(
+        assets=session.assets,
+        run_dir=run_dir,
+        data_dir=data_dir or run_dir,
+        cache_dir=session.folder.data_cache,
+        needs_data=needs_data,
     )
 
 

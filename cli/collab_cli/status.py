@@ -36,10 +36,10 @@ def status(
         with err.status("Asking the swarm…"):
             from collab_core.session import open_session
             from collab_core.swarm import SwarmConfig
-            from collab_trainer import initial_root
+            from collab_trainer import prepare
 
             config = SwarmConfig(role="observer", client_mode=True, initial_peers=tuple(initial_peers or ()))
-            with open_session(source, config, state_dir=Path(folder), initial_root=initial_root) as session:
+            with open_session(source, config, state_dir=Path(folder), prepare=prepare) as session:
                 report = observe(session)
         if as_json:
             print(json.dumps(report, indent=2))

@@ -33,6 +33,7 @@ def train(
     hours: Annotated[
         float | None, typer.Option(min=0, help="Leave after this many hours.", rich_help_panel=YOURS)
     ] = None,
+    data_dir: options.DataDir = None,
     name: options.Name = None,
     client_mode: Annotated[
         bool,
@@ -80,7 +81,7 @@ def train(
             from collab_core.files import replace_file
             from collab_core.session import open_session
             from collab_core.swarm import SwarmConfig
-            from collab_trainer import Trainer, TrainerConfig, initial_root, load_task, new_replica, pick_device
+            from collab_trainer import Trainer, TrainerConfig, load_task, new_replica, pick_device, prepare
             from collab_trainer.device import describe
 
             chosen = pick_device(device)
@@ -96,14 +97,13 @@ def train(
                 name=name or "",
             )
         console.print("Joining the run…")
-        with open_session(
-            source, swarm_config, state_dir=state_dir, initial_root=initial_root, should_sync=sync_args
-        ) as session:
+        with open_session(source, swarm_config, state_dir=state_dir, prepare=prepare, should_sync=sync_args) as session:
             session.events.listen(EventLines(console))
             settings = session.manifest.settings
             console.print(f"Run [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}, on {describe(chosen)}.")
-            task = load_task(settings.task)
-            model = task.build_model()
+            with console.status("Reading the data and building the model…"):
+                task = load_task(settings.task, options.task_context(source, session, data_dir, needs_data=True))
+                model = task.build_model()
             peer = Trainer(
                 task=task,
                 model=model,

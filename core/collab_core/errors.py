@@ -16,10 +16,12 @@ class Code(Enum):
     NO_ORGANISER_KEY = (106, "The organiser's key is missing or unreadable")
     FOLDER_EXISTS = (107, "The run folder already exists")
     BAD_OPTION = (108, "A command-line option has a value that is not allowed")
+    BAD_ASSETS = (109, "The files of the run's model cannot travel to its peers")
     BAD_INVITE = (110, "This is not an invite")
     CUT_INVITE = (111, "The invite is incomplete or damaged")
     NEWER_INVITE = (112, "The invite was made by another version of Collab")
     SETTINGS_DIFFER = (113, "Your run file differs from the run")
+    CANNOT_PIN = (114, "The run file cannot be changed safely")
     UNREACHABLE = (201, "None of the first peers can be reached")
     PORT_TAKEN = (202, "The port is already in use")
     DAEMON_FAILED = (203, "The network daemon did not start, or ended")
@@ -31,16 +33,23 @@ class Code(Enum):
     STATE_DIR_IN_USE = (302, "The state folder is in use by another peer")
     NO_STATE = (303, "No peer could give us the model's state")
     BAD_BACKUP = (304, "The backup on disk is damaged")
+    NO_ASSETS = (305, "Nobody could give us the files of the run's model")
     UNKNOWN_TASK = (401, "The run's task is not known here")
     BAD_TASK_OPTION = (402, "An option of the task is not allowed")
     NO_DEVICE = (403, "The requested device is not available")
     UNSUPPORTED_MODEL = (404, "The model cannot be kept identical on every peer")
     NO_DATA = (405, "The data cannot be read, or has no sample in it")
+    BAD_MODEL = (406, "The model's config or weights cannot be used")
+    BAD_TOKENIZER = (407, "The tokenizer cannot be used")
     TASK_NOT_INSTALLED = (411, "The run's task is not installed here")
     BAD_TASK = (412, "The package of the task cannot be used")
     TASK_FAILED = (413, "The task failed")
     INTERNAL = (500, "Something went wrong inside Collab")
     PEER_FAILED = (501, "A peer of the demo failed")
+    HUB_UNREACHABLE = (601, "The Hub cannot be reached")
+    HUB_DENIED = (602, "The Hub refuses: no token, or not enough rights")
+    HUB_NOT_FOUND = (603, "The Hub does not have that repository, revision or file")
+    HUB_BROKEN = (604, "A download from the Hub or an upload to it broke off")
 
     def __init__(self, number: int, title: str) -> None:
         self.number = number
@@ -91,6 +100,12 @@ class StateError(CollabError):
 
 class TaskError(CollabError):
     """The task, its options or the device cannot be used here."""
+
+    exit_code = 2
+
+
+class HubError(CollabError):
+    """The Hub, or a folder that stands for it, does not give or take what it should."""
 
     exit_code = 2
 

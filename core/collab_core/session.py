@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from collab_core.errors import Code, CollabError, ConfigError, StateError, SwarmError
-from collab_core.run import Invite, RunFolder, RunSettings, difference, fingerprint, grant
+from collab_core.run import Asset, AssetFolder, Invite, Prepare, RunFolder, difference, fingerprint, grant
 from collab_core.run.invite import MAX_PEERS
 from collab_core.run.manifest import Manifest, SignedManifest
 from collab_core.state.exchange import Exchange
 from collab_core.state.folder import StateFolder, default_home
 from collab_core.swarm import Swarm, SwarmConfig
 from collab_core.telemetry import EventLog
-
-InitialRoot = Callable[[RunSettings], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +27,8 @@ class Session:
     exchange: Exchange
     signed: SignedManifest
     manifest: Manifest
+    assets: Mapping[str, bytes]
+    """The run's files, by name."""
 
     def invite(self) -> Invite:
         """An invite through this peer, then through those it joined by."""
@@ -48,7 +48,7 @@ def open_session(
     config: SwarmConfig,
     *,
     state_dir: Path | None,
-    initial_root: InitialRoot,
+    prepare: Prepare,
     should_sync: bool = True,
 ) -> Iterator[Session]:
     """Join the run; leave it, and leave nothing behind, however the block ends.
@@ -57,14 +57,14 @@ def open_session(
         source: what the person gave.
         config: how to take part; its initial peers are used besides those of an invite.
         state_dir: where to keep this peer's things; by default where this machine keeps its runs.
-        initial_root: computes the root of a run's initial state, needed to sign a run folder.
+        prepare: finds out what has to be known to sign a run folder.
         should_sync: with a run folder, take the settings of the running run where they differ from the file.
     """
     if isinstance(source, Invite):
         config = replace(config, initial_peers=(*source.initial_peers, *config.initial_peers))
     elif config.role == "aux":
         config = replace(config, stays_direct=True)
-    local = source.signed_manifest(initial_root) if isinstance(source, RunFolder) else None
+    local = source.signed_manifest(prepare) if isinstance(source, RunFolder) else None
     run_hash = local.run_hash if local is not None else source.run_hash if isinstance(source, Invite) else b""
     home = default_home() / run_hash.hex()[:16]
     config = replace(config, rumoured_peers=tuple(StateFolder.neighbours(home)))
@@ -91,9 +91,40 @@ def open_session(
             signed, manifest = _from_folder(local, exchange, swarm, should_sync)
             if config.role == "aux" and source.key_file.exists():
                 swarm.grant = grant(source.key(), manifest.run_hash, swarm.peer_id)
-        exchange.serve_manifest(signed)
+        assets: Mapping[str, bytes] = {}
+        if config.role != "observer":  # who only looks needs no model
+            kept = source.assets if isinstance(source, RunFolder) else None
+            assets = _assets(manifest, exchange, swarm, AssetFolder(folder.assets), kept)
+            exchange.serve_assets(assets)
+        exchange.serve_manifest(signed)  # last: who gets it from us asks us for the files next
         swarm.join(manifest.run_hash)
-        yield Session(folder, events, swarm, exchange, signed, manifest)
+        yield Session(folder, events, swarm, exchange, signed, manifest, assets)
+
+
+def _assets(
+    manifest: Manifest, exchange: Exchange, swarm: Swarm, own: AssetFolder, organisers: AssetFolder | None
+) -> dict[str, bytes]:
+    """The run's files: from the last time we were here, from the organiser's folder, or from any peer."""
+    files = kept = own.read(manifest.assets)
+
+    def missing() -> dict[str, Asset]:
+        return {name: asset for name, asset in manifest.assets.items() if name not in files}
+
+    def on_bad_donor(peer_id: str, reason: str) -> None:
+        swarm.events.write("donor_failed", peer_id=peer_id, name=swarm.name_of(peer_id), reason=reason)
+
+    if organisers is not None:
+        files = files | organisers.read(missing())
+    if missing():
+        files = files | exchange.fetch_assets(missing(), swarm.bootstrap_peers, on_bad_donor)
+    if missing():
+        raise StateError(
+            Code.NO_ASSETS,
+            f"None of the peers we reached gave us {', '.join(sorted(missing()))}, which the run's model needs.",
+            fix="Ask the organiser whether the auxiliary peer is running this run, and for a fresh invite.",
+        )
+    own.write({name: data for name, data in files.items() if name not in kept})
+    return files
 
 
 def _from_peers(

@@ -9,4 +9,5 @@ class Template(str, Enum):
     """A run to begin with; `collab_core.run.template` has the text of each."""
 
     TINY_GPT = "tiny-gpt"
+    CAUSAL_LM = "causal-lm"
     CUSTOM = "custom"

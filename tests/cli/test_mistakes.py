@@ -187,7 +187,7 @@ def test_a_signal_while_joining_stops_at_once_with_exit_0(tmp_path: Path, number
         peer.close()
 
 
-@pytest.mark.parametrize("command", [(), ("new",), ("aux",), ("train",), ("demo",), ("status",)])
+@pytest.mark.parametrize("command", [(), ("new",), ("aux",), ("train",), ("demo",), ("status",), ("publish-model",)])
 def test_help_answers_at_once_and_loads_no_torch(command: tuple[str, ...]) -> None:
     script = (
         "import sys\nfrom collab_cli.app import app\n"

@@ -12,6 +12,7 @@ import torch
 from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import P2PContext
 
+from collab_core.run import Asset
 from collab_core.state import exchange as exchange_module
 from collab_core.state.exchange import Fetched
 from collab_core.state.snapshot import Snapshot
@@ -88,3 +89,45 @@ def test_a_donor_without_the_state_a_foreign_model_and_a_dead_peer_are_only_lost
     assert bad[empty.swarm.peer_id] == "no longer holds that state"
     assert bad[foreign.swarm.peer_id] == "sent the state of another model"
     assert "connection broke" in bad[dead.swarm.peer_id]
+
+
+def test_the_runs_files_come_from_whoever_has_them_and_every_byte_is_checked(toys: ToySwarm) -> None:
+    empty, bad_donor, good, joiner = (toys.add() for _ in range(4))
+    files = {"config.json": b"{}", "tokenizer.json": bytes(range(256)) * 10_000}  # the second takes three messages
+    wanted = {name: Asset.of(data) for name, data in files.items()}
+
+    class Exchange(exchange_module.Exchange):
+        async def rpc_asset(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
+            async for piece in super().rpc_asset(request, context):
+                yield BytesValue(value=piece.value[:-1] + b"!")
+
+    exchange_module.Exchange(empty.swarm)
+    Exchange(bad_donor.swarm).serve_assets(files)
+    exchange_module.Exchange(good.swarm).serve_assets(files)
+    donors = [peer.swarm.peer_id for peer in (empty, bad_donor, good)]
+    bad: dict[str, str] = {}
+    fetched = exchange_module.Exchange(joiner.swarm).fetch_assets(wanted, donors, bad.__setitem__)
+    assert fetched == files
+    assert bad == {
+        empty.swarm.peer_id: "does not have the run's files",
+        bad_donor.swarm.peer_id: "sent a file that does not match its hash",
+    }
+
+
+def test_a_file_that_does_not_end_is_cut_off(toys: ToySwarm) -> None:
+    endless, joiner = toys.add(), toys.add()
+    sent = 0
+
+    class Exchange(exchange_module.Exchange):
+        async def rpc_asset(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
+            nonlocal sent
+            while True:
+                sent += 1
+                yield BytesValue(value=bytes(1000))
+
+    Exchange(endless.swarm)
+    bad: dict[str, str] = {}
+    wanted = {"config.json": Asset("ab" * 32, 5000)}
+    joining = exchange_module.Exchange(joiner.swarm)
+    assert joining.fetch_assets(wanted, [endless.swarm.peer_id], bad.__setitem__) == {}
+    assert bad == {endless.swarm.peer_id: "sent a file that is too large"}

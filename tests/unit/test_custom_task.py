@@ -15,7 +15,7 @@ from collab_core.errors import Code, ConfigError, TaskError
 from collab_core.run import parse_settings
 from collab_core.run.settings import TaskSettings
 from collab_core.telemetry import EventLog
-from collab_trainer import initial_root, load_task
+from collab_trainer import load_task, prepare
 from collab_trainer.batches import Batches
 from collab_trainer.data_journal import DataJournal
 
@@ -111,7 +111,7 @@ def test_a_registered_class_gets_the_seed_and_its_options(install: Install) -> N
     assert task.evaluate(model) == 1.0
     assert task.sample(model) == "a line"
     settings = parse_settings({"name": "a", "task": {"name": "line_task:Line", "options": {"width": 2}}}, "here")
-    assert len(initial_root(settings)) == 64
+    assert len(prepare(settings, Path()).initial_root) == 64
 
 
 def test_spaces_in_the_registration_do_not_matter(install: Install) -> None:

@@ -63,6 +63,15 @@ def test_plain_task_options_are_kept_as_they_are(tmp_path: Path, options: str) -
     assert dotted_line(load_run_file(write(tmp_path, text)).task.options) == options
 
 
+def test_tables_and_lists_of_tables_are_kept_as_they_are(tmp_path: Path) -> None:
+    text = (
+        MINIMAL
+        + "[task.options.model]\nconfig = {a = [1, 2.0]}\n[[task.options.data]]\nx = true\n[[task.options.data]]\n"
+    )
+    options = load_run_file(write(tmp_path, text)).task.options
+    assert repr(options) == repr({"model": {"config": {"a": [1, 2.0]}}, "data": [{"x": True}, {}]})
+
+
 def dotted_line(options: dict[str, object]) -> str:
     words = {"True": "true", "False": "false"}
     text = "".join(f"{key} = {value!r}" for key, value in options.items()).replace("'", '"')
@@ -187,9 +196,10 @@ BAD_VALUES = [
     ("[task.options]\nwhen = 1979-05-27T07:32:00Z", "task.options.when = 1979-05-27T07:32", "not a date and time"),
     ("[task.options]\nwhen = 1979-05-27", "task.options.when = 1979-05-27", "not a date"),
     ("[task.options]\nwhen = 07:32:00", "task.options.when = 07:32:00", "not a time"),
-    ("[task.options.model]\nlayers = 2", "task.options.model = {…}", "not a table"),
-    ("[task.options]\na = [[1]]", "task.options.a = [[1]]", "not a list"),
-    ("[task.options]\na = [1, {b = 1}]", "task.options.a = [1, {…}]", "not a table"),
+    ("[task.options.model]\nmade = 1979-05-27", "task.options.model.made = 1979-05-27", "not a date"),
+    ("[task.options]\na = [[1], [07:32:00]]", "task.options.a.1.0 = 07:32:00", "not a time"),
+    ("[[task.options.data]]\n[[task.options.data]]\nb = [nan]", "task.options.data.1.b.0 = nan", "a finite number"),
+    ("[task.options]\na = [[[[[[[[1]]]]]]]]", "task.options.a.0.0.0.0.0.0.0.0 = 1", "more than 8 deep"),
     ("[task.options]\na = inf", "task.options.a = inf", "a finite number"),
     ("[task.options]\na = 9223372036854775808", "task.options.a = 9223372036854775808", "64 bits"),
 ]
@@ -256,6 +266,9 @@ def test_only_the_first_problem_is_told_and_the_others_are_counted(tmp_path: Pat
         {"name": "a", "task": {"options": {"\ud800": 1}}},
         {"name": "a", "task": {"options": {3: 1}}},
         {"name": "a", "task": {"options": {"a": None}}},
+        {"name": "a", "task": {"options": {"a": {"b": [None]}}}},
+        {"name": "a", "task": {"options": {"a": {"\ud800": 1}}}},
+        {"name": "a", "task": {"options": {"a": {3: 1}}}},
     ],
 )
 def test_data_no_run_file_could_hold_is_refused_in_words(data: dict[str, object]) -> None:

@@ -9,21 +9,22 @@ from pathlib import Path
 import pytest
 
 from collab_core.errors import Code, ConfigError, StateError, SwarmError
-from collab_core.run import OrganiserKey, RunFolder, RunSettings, fingerprint, run_template
+from collab_core.run import OrganiserKey, Prepared, RunFolder, RunSettings, fingerprint, run_template
 
 TEMPLATE = run_template("my-run")
 
 
 class Root:
-    """Stands for the slow computation of the initial state's root, and counts."""
+    """Stands for the slow preparation of a run, and counts."""
 
-    def __init__(self, root: str = "ab" * 32) -> None:
+    def __init__(self, root: str = "ab" * 32, assets: dict[str, bytes] | None = None) -> None:
         self.root = root
+        self.assets = assets or {}
         self.num_calls = 0
 
-    def __call__(self, settings: RunSettings) -> str:
+    def __call__(self, settings: RunSettings, run_dir: Path) -> Prepared:
         self.num_calls += 1
-        return self.root
+        return Prepared(self.root, self.assets)
 
 
 @pytest.fixture

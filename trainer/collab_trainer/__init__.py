@@ -10,11 +10,12 @@ Authors of tasks need these, and `collab_trainer.testing`:
     evaluating              how to look at a model
 """
 
+from collab_trainer.context import TaskContext
 from collab_trainer.device import pick_device
 from collab_trainer.evaluating import evaluating
-from collab_trainer.initial import initial_root, new_replica
+from collab_trainer.initial import new_replica, prepare
 from collab_trainer.seeding import fill_parameters, std_by_fan_in
-from collab_trainer.task import Batch, Block, Blocks, NumberedBlocks, Task, TaskOptions, load_task
+from collab_trainer.task import Batch, Block, Blocks, NumberedBlocks, Task, TaskOptions, collect_assets, load_task
 from collab_trainer.trainer import Trainer, TrainerConfig
 
 __all__ = [
@@ -23,14 +24,16 @@ __all__ = [
     "Blocks",
     "NumberedBlocks",
     "Task",
+    "TaskContext",
     "TaskOptions",
     "Trainer",
     "TrainerConfig",
+    "collect_assets",
     "evaluating",
     "fill_parameters",
-    "initial_root",
     "load_task",
     "new_replica",
     "pick_device",
+    "prepare",
     "std_by_fan_in",
 ]

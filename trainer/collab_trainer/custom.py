@@ -21,7 +21,8 @@ from collab_core.errors import Code, ConfigError, TaskError
 from collab_core.run.settings import Section, TaskSettings
 from collab_trainer.blame import blaming, find_package, top_level
 from collab_trainer.guarded import GuardedTask
-from collab_trainer.task import Task, TaskOptions, read_options
+from collab_trainer.options import read_options
+from collab_trainer.task import Task, TaskOptions
 
 ENTRY_POINT_GROUP = "collab.tasks"
 MEMBERS = tuple(name for name in vars(Task) if not name.startswith("_"))

@@ -1,13 +1,17 @@
-"""The state a run begins with, built from its seed; and its root, which the manifest pins."""
+"""The state a run begins with; and what the organiser finds out about it before signing: its root, its files."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from collab_core.run import Prepared
 from collab_core.run.settings import RunSettings
 from collab_core.state.layout import Layout
 from collab_core.state.replica import Replica
-from collab_trainer.task import load_task
+from collab_trainer.context import TaskContext
+from collab_trainer.task import collect_assets, load_task
 
 
 def new_replica(settings: RunSettings, model: torch.nn.Module) -> Replica:
@@ -16,6 +20,8 @@ def new_replica(settings: RunSettings, model: torch.nn.Module) -> Replica:
     return Replica(layout, settings.optimizer, layout.read(model))
 
 
-def initial_root(settings: RunSettings) -> str:
-    """Root of the initial state of a run."""
-    return new_replica(settings, load_task(settings.task).build_model()).freeze().root
+def prepare(settings: RunSettings, run_dir: Path) -> Prepared:
+    """Everything that a manifest pins besides the settings."""
+    assets = collect_assets(settings.task, run_dir)
+    task = load_task(settings.task, TaskContext(assets=assets, run_dir=run_dir))
+    return Prepared(new_replica(settings, task.build_model()).freeze().root, assets)

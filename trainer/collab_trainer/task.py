@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-from pydantic import ValidationError
 
 from collab_core.errors import Code, TaskError
-from collab_core.run.problems import option_reason
 from collab_core.run.settings import Section, TaskSettings
+from collab_trainer.context import TaskContext
+from collab_trainer.options import did_you_mean, read_options
 
-TASK_NAMES = ("tiny-gpt",)
+TASK_NAMES = ("tiny-gpt", "causal-lm")
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 """Samples, one per row: tensors with the same first dimension. Names are between a task's `samples` and its `loss`."""
-
-Options = TypeVar("Options", bound=Section)
 
 
 class TaskOptions(Section):
@@ -85,8 +83,21 @@ class Task(Protocol):
         """Something a person can look at; the same model always gives the same."""
 
 
-def load_task(settings: TaskSettings) -> Task:
+def collect_assets(settings: TaskSettings, run_dir: Path) -> dict[str, bytes]:
+    """Files that every peer needs for this task; the organiser's side, which may read its folder and download."""
+    if settings.name == "causal-lm":
+        from collab_trainer.causal_lm import CausalLMOptions, collect_files
+
+        return collect_files(read_options(settings, CausalLMOptions), run_dir)
+    return {}
+
+
+def load_task(settings: TaskSettings, context: TaskContext | None = None) -> Task:
     """The task that a run names.
+
+    Args:
+        settings: `[task]` of the run file.
+        context: where it is loaded; by default a place with no files and no data.
 
     Raises:
         TaskError: the task is unknown here, or one of its options is not allowed.
@@ -95,6 +106,11 @@ def load_task(settings: TaskSettings) -> Task:
         from collab_trainer.tiny_gpt import TinyGPT, TinyGPTOptions
 
         return TinyGPT(seed=settings.seed, options=read_options(settings, TinyGPTOptions))
+    if settings.name == "causal-lm":
+        from collab_trainer.causal_lm import CausalLM, CausalLMOptions
+
+        options = read_options(settings, CausalLMOptions)
+        return CausalLM(seed=settings.seed, options=options, context=context or TaskContext())
     from collab_trainer.custom import is_custom, load_custom_task
 
     if is_custom(settings.name):
@@ -103,43 +119,7 @@ def load_task(settings: TaskSettings) -> Task:
     raise TaskError(
         Code.UNKNOWN_TASK,
         f"The run wants the task {settings.name!r}, which is not known here; known: {', '.join(TASK_NAMES)}.",
-        fix=_did_you_mean(settings.name, TASK_NAMES)
+        fix=did_you_mean(settings.name, TASK_NAMES)
         + form
         + "Correct task.name in run.toml, or install a newer Collab.",
     )
-
-
-def read_options(settings: TaskSettings, options_type: type[Options]) -> Options:
-    """A task's options, checked.
-
-    Raises:
-        TaskError: an option is unknown, or has a value that is not allowed. Only the first one is named.
-    """
-    try:
-        return options_type.model_validate(settings.options)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    known = list(options_type.model_fields)
-    fix = f"Change [task.options] in run.toml; the options of {settings.name} are: {', '.join(known)}."
-    if not first["loc"]:  # two options contradict each other: the message names both
-        raise TaskError(Code.BAD_TASK_OPTION, f"{option_reason(first)}.", fix=fix)
-    name = str(first["loc"][0])
-    if first["type"] == "missing":
-        raise TaskError(Code.BAD_TASK_OPTION, f"The task {settings.name} needs the option {name!r}.", fix=fix)
-    if name not in known:
-        message = f"The task {settings.name} has no option {name!r} (seen: {name} = {settings.options[name]!r})."
-        raise TaskError(Code.BAD_TASK_OPTION, message, fix=_did_you_mean(name, known) + fix)
-    allowed = _allowed(options_type.model_json_schema()["properties"][name]) or option_reason(first)
-    message = f"The option {name} = {settings.options[name]!r} of the task {settings.name} is not allowed: {allowed}."
-    raise TaskError(Code.BAD_TASK_OPTION, message, fix=fix)
-
-
-def _allowed(schema: Mapping[str, Any]) -> str | None:
-    if schema.get("type") == "integer" and "minimum" in schema and "maximum" in schema:
-        return f"it must be a whole number from {schema['minimum']} to {schema['maximum']}"
-    return None
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"Did you mean {close[0]!r}? " if close else ""

@@ -6,11 +6,13 @@ Read in this order:
     template.py   what `collab new` writes: a `run.toml`, and the package of a custom task
     keys.py       the organiser's key
     manifest.py   the canonical, signed form, whose hash is the run's identity; grants
+    assets.py     small files that belong to the run, named in the manifest by their hash
     invite.py     the one string that is enough to join
     folder.py     all of it on the organiser's disk
 """
 
-from collab_core.run.folder import RunFolder
+from collab_core.run.assets import Asset, AssetFolder
+from collab_core.run.folder import Prepare, Prepared, RunFolder
 from collab_core.run.invite import Invite, looks_like_invite
 from collab_core.run.keys import OrganiserKey, fingerprint, verify
 from collab_core.run.manifest import Manifest, SignedManifest, difference, grant, is_granted
@@ -25,11 +27,15 @@ from collab_core.run.settings import (
 from collab_core.run.template import run_template, template_files
 
 __all__ = [
+    "Asset",
+    "AssetFolder",
     "Invite",
     "LimitSettings",
     "Manifest",
     "OptimizerSettings",
     "OrganiserKey",
+    "Prepare",
+    "Prepared",
     "RunFolder",
     "RunSettings",
     "SignedManifest",

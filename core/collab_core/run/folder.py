@@ -1,14 +1,17 @@
-"""The organiser's folder: `run.toml`, `organiser.key` beside it, and `manifest.json` once the run was signed."""
+"""The organiser's folder: `run.toml`, `organiser.key` beside it; once signed, `manifest.json` and `assets/`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from collab_core.errors import Code, ConfigError, StateError, SwarmError
 from collab_core.files import create_file, replace_file
+from collab_core.run.assets import AssetFolder, describe_assets
 from collab_core.run.keys import OrganiserKey, fingerprint
 from collab_core.run.manifest import MAX_MANIFEST_BYTES, Manifest, SignedManifest, difference
 from collab_core.run.runfile import RUN_FILE, load_run_file
@@ -16,6 +19,21 @@ from collab_core.run.settings import RunSettings
 
 KEY_FILE = "organiser.key"
 MANIFEST_FILE = "manifest.json"
+ASSETS_FOLDER = "assets"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is found out about a run before it is signed."""
+
+    initial_root: str
+    """Root of the state at epoch 0."""
+    assets: Mapping[str, bytes] = field(default_factory=dict)
+    """Small files that every peer needs (config, tokenizer), by name."""
+
+
+Prepare: TypeAlias = Callable[[RunSettings, Path], Prepared]
+"""Prepares a run from its settings and its folder. Slow: builds the model, may download."""
 
 
 class RunFolder:
@@ -31,6 +49,7 @@ class RunFolder:
         self.run_file = path if is_file else path / RUN_FILE
         self.key_file = self.path / KEY_FILE
         self.manifest_file = self.path / MANIFEST_FILE
+        self.assets = AssetFolder(self.path / ASSETS_FOLDER)
 
     @classmethod
     def create(cls, path: Path, template: str, files: Mapping[str, bytes] | None = None) -> RunFolder:
@@ -71,27 +90,53 @@ class RunFolder:
         """The organiser's key; only the organiser's own copy of the folder has it."""
         return OrganiserKey.load(self.key_file)
 
-    def signed_manifest(self, initial_root: Callable[[RunSettings], str]) -> SignedManifest:
+    def signed_manifest(self, prepare: Prepare) -> SignedManifest:
         """The run, signed: the kept manifest while the run file says the same, otherwise a new one.
 
+        Afterwards `assets` holds the files that it names.
+
         Args:
-            initial_root: computes the root of the initial state; slow, so it is called only to sign anew.
+            prepare: called only to sign anew, or to get back files that are gone.
 
         Raises:
-            ConfigError: the run file is wrong, or NO_ORGANISER_KEY and nothing valid is kept.
+            ConfigError: the run file is wrong, NO_ORGANISER_KEY and nothing valid is kept, or BAD_ASSETS.
         """
         settings = self.settings()
         key = self.key() if os.path.lexists(self.key_file) else None
         kept = self._kept(key)
         if kept is not None and _says(kept[1], settings):
+            self._mend_assets(kept[1], prepare)
             return kept[0]
         if key is None:
             raise self._no_key(settings, kept[1] if kept else None)
-        manifest = Manifest(settings=settings, initial_root=initial_root(settings), organiser=key.public.hex())
+        prepared = prepare(settings, self.path)
+        manifest = Manifest(
+            settings=settings,
+            initial_root=prepared.initial_root,
+            organiser=key.public.hex(),
+            assets=describe_assets(prepared.assets),
+        )
         signed = SignedManifest.sign(manifest, key)
+        self.assets.write(prepared.assets)
         with _said_in_words(self.path):
             replace_file(self.manifest_file, signed.to_bytes())
         return signed
+
+    def _mend_assets(self, manifest: Manifest, prepare: Prepare) -> None:
+        """Files that the kept manifest names and that are gone are made again; they must come out the same."""
+        missing = manifest.assets.keys() - self.assets.read(manifest.assets).keys()
+        if not missing:
+            return
+        made = prepare(manifest.settings, self.path).assets
+        now = describe_assets(made)
+        if changed := sorted(name for name in missing if now.get(name) != manifest.assets[name]):
+            raise ConfigError(
+                Code.BAD_ASSETS,
+                f"The run was signed with other files than there are now: {', '.join(changed)}.",
+                fix=f"Put back the files (in {str(self.assets.path)!r}, or where the run file points to); or remove "
+                f"{MANIFEST_FILE} to sign a new run, with a new invite.",
+            )
+        self.assets.write({name: made[name] for name in missing})
 
     def _kept(self, key: OrganiserKey | None) -> tuple[SignedManifest, Manifest] | None:
         """The manifest on disk, if it is whole and signed by our key (or, without one, by the key it names)."""
@@ -118,7 +163,7 @@ class RunFolder:
 
 
 def _with_settings(manifest: Manifest, settings: RunSettings) -> Manifest:
-    return Manifest(settings=settings, initial_root=manifest.initial_root, organiser=manifest.organiser)
+    return replace(manifest, settings=settings)
 
 
 def _says(manifest: Manifest, settings: RunSettings) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 from blake3 import blake3
 
 from collab_core.errors import Code, ConfigError, SwarmError
+from collab_core.run.assets import Asset, check_assets
 from collab_core.run.keys import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, OrganiserKey, fingerprint, verify
 from collab_core.run.problems import dotted, show_value
 from collab_core.run.runfile import parse_settings
@@ -39,6 +40,8 @@ class Manifest:
     """Root of the state at epoch 0, in hex."""
     organiser: str
     """The organiser's public key, in hex."""
+    assets: Mapping[str, Asset] = field(default_factory=dict)
+    """Files that every peer needs, by name."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -46,17 +49,19 @@ class Manifest:
             raise ValueError(f"format {self.format!r} is not {FORMAT}")
         _from_hex(self.initial_root, ROOT_BYTES, "initial_root")
         _from_hex(self.organiser, PUBLIC_KEY_BYTES, "organiser")
+        check_assets(self.assets)
 
     def canonical(self) -> bytes:
         """The one way to write this manifest down: defaults included, so the hash does not tell which were typed."""
-        return _canonical_json(
-            {
-                "format": self.format,
-                "initial_root": self.initial_root,
-                "organiser": self.organiser,
-                "settings": self.settings.model_dump(),
-            }
-        )
+        fields: dict[str, object] = {
+            "format": self.format,
+            "initial_root": self.initial_root,
+            "organiser": self.organiser,
+            "settings": self.settings.model_dump(),
+        }
+        if self.assets:  # a run without files is written as before there were any
+            fields["assets"] = {name: asdict(asset) for name, asset in self.assets.items()}
+        return _canonical_json(fields)
 
     @property
     def run_hash(self) -> bytes:
@@ -209,13 +214,21 @@ def _check_signature(signed: SignedManifest, expected: bytes) -> None:
 def _read_manifest(fields: Mapping[str, object]) -> Manifest:
     if fields.get("format") != FORMAT:
         raise ValueError(f"its format is {show_value(fields.get('format'))}, and {FORMAT} is the one known here")
-    if set(fields) != {"format", "initial_root", "organiser", "settings"}:
+    if set(fields) - {"assets"} != {"format", "initial_root", "organiser", "settings"}:
         raise ValueError(f"it has the keys {show_value(sorted(fields))}")
     initial_root, organiser = fields["initial_root"], fields["organiser"]
     if not isinstance(initial_root, str) or not isinstance(organiser, str):
         raise ValueError("initial_root and organiser must be text")
     settings = parse_settings(_object(fields["settings"]), "the manifest")
-    return Manifest(settings=settings, initial_root=initial_root, organiser=organiser)
+    assets = {name: _read_asset(value) for name, value in _object(fields.get("assets", {})).items()}
+    return Manifest(settings=settings, initial_root=initial_root, organiser=organiser, assets=assets)
+
+
+def _read_asset(value: object) -> Asset:
+    match value:
+        case {"hash": str() as digest, "size": int() as size, **more} if not more:
+            return Asset(digest, size)
+    raise ValueError("a file must have a hash and a size, and nothing else")
 
 
 def _shown(values: Mapping[str, object], key: str) -> str:
@@ -231,6 +244,7 @@ def _leaves(manifest: Manifest) -> Iterator[tuple[str, object]]:
             yield dotted(path), value
 
     yield from walk((), manifest.settings.model_dump())
+    yield from walk(("assets",), {name: asset.hash for name, asset in manifest.assets.items()})
     yield "initial_root", manifest.initial_root
     yield "organiser", manifest.organiser
 

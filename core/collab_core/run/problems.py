@@ -19,7 +19,8 @@ from collab_core.run.settings import RunSettings, Section
 
 NAME_RULE = "1 to 48 small letters, digits and hyphens, not beginning with a hyphen"
 PACKAGE_RULE = "the name of a package, with versions if need be and no spaces, such as 'my-task>=1.0'"
-OPTION_RULE = "text, a number, true or false, or a list of these"
+OPTION_RULE = "text, a number, true or false, or a list or table of these"
+MAX_OPTION_DEPTH = 8  # a manifest comes from a stranger; no task needs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,27 @@ def model_problems(error: ValidationError) -> list[Problem]:
 def option_problems(options: Mapping[str, object]) -> Iterator[Problem]:
     """Options of a task go into the manifest, so they must be plain values that JSON keeps exactly."""
     for name, value in options.items():
-        items = value if isinstance(value, list) else [value]
-        for item in [name, *items]:
-            if (reason := _why_not_an_option(item)) is not None:
-                yield _bad_value(("task", "options", name), value, reason)
-                break
+        problem = _option_problem(("task", "options", name), name) or _option_problem(("task", "options", name), value)
+        if problem is not None:
+            yield problem
+
+
+def _option_problem(path: tuple[str | int, ...], value: object) -> Problem | None:
+    """The first thing in `value` that cannot be an option."""
+    if len(path) - 2 > MAX_OPTION_DEPTH:
+        return _bad_value(path, value, f"it is nested more than {MAX_OPTION_DEPTH} deep")
+    if isinstance(value, dict):
+        inside: list[tuple[tuple[str | int, ...], object]] = []
+        for name, below in value.items():
+            if not isinstance(name, str):  # neither TOML nor JSON can say that
+                return _bad_value(path, value, "the names in it must be text")
+            inside += [((*path, name), name), ((*path, name), below)]
+    elif isinstance(value, list):
+        inside = [((*path, index), below) for index, below in enumerate(value)]
+    else:
+        reason = _why_not_an_option(value)
+        return None if reason is None else _bad_value(path, value, reason)
+    return next((problem for where, below in inside if (problem := _option_problem(where, below))), None)
 
 
 def option_reason(detail: ErrorDetails) -> str:
@@ -68,7 +85,8 @@ def option_reason(detail: ErrorDetails) -> str:
 
 def dotted(path: Sequence[str | int]) -> str:
     """`optimizer.lr`; a part that is no bare TOML key is quoted, so that it cannot hide in the terminal."""
-    return ".".join(str(part) if re.fullmatch(r"[A-Za-z0-9_-]+", str(part)) else json.dumps(part) for part in path)
+    parts = (str(part) if re.fullmatch(r"[A-Za-z0-9_-]+", str(part)) else json.dumps(part) for part in path)
+    return ".".join(parts)
 
 
 def show_value(value: object, max_length: int = 80) -> str:
@@ -121,6 +139,8 @@ def _reason(kind: str, path: tuple[str | int, ...], value: object, context: Mapp
             return f"it must be {PACKAGE_RULE if path[-1] == 'package' else NAME_RULE}"
         case "string_too_long":
             return f"it has {len(str(value))} characters, and at most {context['max_length']} are allowed"
+        case "too_short" | "string_too_short":
+            return f"it must have at least {context['min_length']}"
         case "int_type":
             return f"it must be a whole number, not {_kind(value)}"
         case "float_type":

@@ -30,6 +30,37 @@ heads = 4
 width = 64
 sequence_length = 128
 """,
+    Template.CAUSAL_LM: """\
+[task]
+name = "causal-lm"                # any causal model of transformers, on your own text
+package = ""                      # what to install for a task that is not built in
+seed = 0                          # of the initial parameters
+
+[task.options]
+sequence_length = 256             # tokens the model sees at once
+gradient_checkpointing = false    # true: less memory, a third more computation
+
+[task.options.model.config]       # of transformers; `collab publish-model` pins a published model instead
+model_type = "llama"
+hidden_size = 128
+intermediate_size = 352
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 4
+max_position_embeddings = 1024    # at least sequence_length; vocab_size follows from the tokenizer
+
+[task.options.tokenizer]
+kind = "bytes"                    # or file = "tokenizer.json", or repo and revision on the Hub
+
+[[task.options.data]]             # one table per source; several are mixed by their weights
+files = ["data/*.txt"]            # below this folder; others say --data-dir. Or repo and revision on the Hub
+documents = "paragraph"           # in text files: "paragraph", "line" or "file"
+weight = 1.0
+
+[task.options.evaluation]
+one_in = 64                       # one document in so many is held out
+num_sequences = 32
+""",
     Template.CUSTOM: """\
 [task]
 name = "my_run_task.pictures:Pictures"   # what is trained: a class of an installed package

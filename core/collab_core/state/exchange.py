@@ -1,4 +1,4 @@
-"""Serving and fetching: the manifest, the tree of a state, and chunks by their hash."""
+"""Serving and fetching: the manifest, the run's files, the tree of a state, and chunks by their hash."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from collab_core.errors import CollabError
+from collab_core.run.assets import Asset
 from collab_core.run.manifest import SignedManifest
 from collab_core.state.replica import MAX_HISTORY
 from collab_core.state.snapshot import Snapshot
@@ -60,6 +61,7 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         self._asked_for: dict[str, float] = {}
         self._history: Mapping[int, str] = {}
         self._manifest = b""
+        self._assets: Mapping[bytes, bytes] = {}
         swarm.reactor.run(self._listen(), timeout_s=10)
 
     async def _listen(self) -> None:
@@ -74,6 +76,10 @@ class Exchange(ServicerBase):  # type: ignore[misc]
     def serve_manifest(self, manifest: SignedManifest) -> None:
         self._manifest = manifest.to_bytes()
 
+    def serve_assets(self, files: Mapping[str, bytes]) -> None:
+        """From now on, others can fetch these files from us, by their hash."""
+        self._assets = {Asset.of(data).hash.encode(): data for data in files.values()}
+
     def serve_state(self, snapshot: Snapshot, history: Mapping[int, str]) -> None:
         """From now on, others can fetch this state from us."""
         now = time.monotonic()
@@ -87,6 +93,12 @@ class Exchange(ServicerBase):  # type: ignore[misc]
     async def rpc_manifest(self, request: BytesValue, context: P2PContext) -> BytesValue:
         """The run's signed manifest."""
         return BytesValue(value=self._manifest)
+
+    async def rpc_asset(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
+        """A file of the run, by its hash; nothing if we do not have it."""
+        data = self._assets.get(request.value, b"")
+        for start in range(0, len(data), CHUNK_BYTES):
+            yield BytesValue(value=data[start : start + CHUNK_BYTES])
 
     async def rpc_tree(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
         """History and tree of a state we hold, by root; nothing if we do not hold it."""
@@ -129,6 +141,36 @@ class Exchange(ServicerBase):  # type: ignore[misc]
                 with contextlib.suppress(CollabError):  # one peer's junk must not hide another's manifest
                     offers.append(SignedManifest.from_bytes(reply))
         return offers
+
+    def fetch_assets(
+        self, assets: Mapping[str, Asset], donors: Sequence[str], on_bad_donor: Callable[[str, str], None]
+    ) -> dict[str, bytes]:
+        """Those of the files that somebody gave us, every byte checked."""
+        return self._swarm.reactor.run(self._fetch_assets(assets, donors, on_bad_donor))
+
+    async def _fetch_assets(
+        self, assets: Mapping[str, Asset], donors: Sequence[str], on_bad_donor: Callable[[str, str], None]
+    ) -> dict[str, bytes]:
+        files: dict[str, bytes] = {}
+        for donor in donors:
+            try:
+                for name in assets.keys() - files.keys():
+                    files[name] = await self._fetch_asset(donor, assets[name])
+            except DonorFailed as error:
+                on_bad_donor(donor, str(error))
+            except Exception as error:  # noqa: BLE001 - a stranger's bytes: whatever they break, only this donor is lost
+                on_bad_donor(donor, f"the connection broke ({type(error).__name__})")
+        return files
+
+    async def _fetch_asset(self, donor: str, asset: Asset) -> bytes:
+        data = bytearray()
+        async for piece in self._stream(donor, "rpc_asset", asset.hash.encode(), asset.size):
+            data += piece
+            if len(data) > asset.size:
+                raise DonorFailed("sent a file that is too large")
+        if Asset.of(bytes(data)) != asset:
+            raise DonorFailed("sent a file that does not match its hash" if data else "does not have the run's files")
+        return bytes(data)
 
     def fetch_state(
         self,

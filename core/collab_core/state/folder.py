@@ -81,6 +81,16 @@ class StateFolder:
     def manifest(self) -> Path:
         return self.path / "manifest.json"
 
+    @property
+    def assets(self) -> Path:
+        """The run's files: config and tokenizer of its model."""
+        return self.path / "assets"
+
+    @property
+    def data_cache(self) -> Path:
+        """What the task makes of its data, so that it is read faster the next time."""
+        return self.path / "data-cache"
+
     @staticmethod
     def neighbours(parent: Path) -> list[str]:
         """Addresses of peers that keep, or kept, their folder beside ours."""
