@@ -9,7 +9,7 @@ import torch
 from benchmarks.arms.emulated import Emulated, EpochClock
 from benchmarks.round_trip import BATCH_SIZE, NUM_BATCHES, NUM_EPOCHS
 from benchmarks.team import Team
-from collab_core.run import Invite, RunFolder
+from collab_core.run import Invite, Prepared, RunFolder
 from collab_core.session import open_session
 from collab_core.swarm import SwarmConfig
 from collab_trainer import Trainer, TrainerConfig, new_replica
@@ -42,7 +42,7 @@ def main() -> None:
         source,
         SwarmConfig(role="trainer", host_maddrs=(LOOPBACK,)),
         state_dir=team.folder / f"state-{team.rank}",
-        initial_root=lambda settings: new_replica(settings, task.build_model()).freeze().root,
+        prepare=lambda settings, _: Prepared(new_replica(settings, task.build_model()).freeze().root),
     ) as session:
         if team.rank == 0:
             team.tell("invite", session.invite().encode())
