@@ -34,6 +34,7 @@ STOP_POLL_S = 0.25
 MIN_BYTES_PER_SECOND = 128 * 1024  # slower than this, a round is not worth waiting for
 MAX_TOLD = 1000
 MAX_THREADS = 2
+SERVING_S = 1.0
 GROUP_WAIT_S = 3.0  # a member's first part may overtake the leader's message that tells us of the group
 
 
@@ -207,6 +208,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             average = await asyncio.wait_for(reduction.run(), self._deadline_s())
             draft.commit()
             outcome.average = average if request.wants_average else None
+            if not request.wants_average:  # all we do is to serve, so that is what the outcome should tell
+                await reduction.served(SERVING_S)
         except RoundFailed as error:
             outcome.failure = str(error)
         except asyncio.TimeoutError:

@@ -16,6 +16,7 @@ from collab_core.averaging.wire import BadFrame, Frame, Kind, PartStream
 
 Refusal = Callable[[str, str], None]
 
+SERVED_POLL_S = 0.05
 START_TIMEOUT_S = 8.0  # a sender that has not even opened its stream by then is gone
 
 
@@ -305,16 +306,19 @@ class Reduction:
         self._on_refused(sender, reason)
         return False
 
+    async def served(self, timeout_s: float) -> None:
+        """Until nobody needs anything from me any more, or the time is up."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        expected = {m.peer_id for m in self.group.members if m.weight > 0 or m.wants_average} - {self.me}
+        while self._reducer.parts and asyncio.get_running_loop().time() < deadline:
+            if not self._serving and expected <= set(self._reducer.banned) | self._started:
+                return
+            await asyncio.sleep(SERVED_POLL_S)
+
     async def drain(self) -> None:
         """Stay for those who still fetch their averages from me, for a bounded time."""
         self._contribution = None
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
-        expected = {m.peer_id for m in self.group.members if m.weight > 0 or m.wants_average} - {self.me}
-        while self._reducer.parts and asyncio.get_running_loop().time() < deadline:
-            gone = set(self._reducer.banned) | self._started
-            if not self._serving and expected <= gone:
-                break
-            await asyncio.sleep(0.05)
+        await self.served(self._timeout_s)
         if self._watch is not None:
             self._watch.cancel()
         self._is_over = True
