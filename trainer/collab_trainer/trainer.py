@@ -21,6 +21,7 @@ from collab_trainer.task import Task
 RATE_SMOOTHING = 0.2
 RECORD_AGE_S = 0.25  # how old a record is when it arrives, about: it is told and read a few times per second
 FORESIGHT_S = 1.0  # how far a record is thought on
+MAX_LIKELY = 0.25  # how much of a batch may be a guess
 LISTEN_AFTER = 2  # missed epochs in a row before we only listen to a round: then others expect us in the next one
 
 
@@ -125,8 +126,10 @@ class Trainer(Peer):
         trainers = [peer for peer in self.outlook.companions(epoch, root) if peer.record.role == "trainer"]
         others = [peer for peer in trainers if peer.record.root == root]  # the rest still tell of the last epoch
         cap = self.settings.limits.max_samples_per_peer
-        collected = num_samples + sum(min(_samples_by_now(peer), cap) for peer in others)
-        if collected >= self.settings.strategy.target_batch_size:
+        target = self.settings.strategy.target_batch_size
+        told = sum(min(peer.record.epoch_samples, cap) for peer in others)
+        likely = sum(min(_samples_since(peer), cap) for peer in others)
+        if num_samples + told + min(likely, MAX_LIKELY * target) >= target:
             return True
         step = self.config.batch_size * self.config.accumulate_batches
         if num_samples + step > cap:
@@ -175,10 +178,8 @@ class Trainer(Peer):
                 )
 
 
-def _samples_by_now(peer: SwarmPeer) -> float:
-    """What a peer told, and what it has probably done since: records are some tenths of a second old."""
-    record = peer.record
-    if record.phase != "working":
-        return record.epoch_samples
-    since_s = min(time.monotonic() - peer.changed + RECORD_AGE_S, FORESIGHT_S)
-    return record.epoch_samples + record.samples_per_second * since_s
+def _samples_since(peer: SwarmPeer) -> float:
+    """What a peer has probably done since it told: records are some tenths of a second old."""
+    if peer.record.phase != "working":
+        return 0.0
+    return peer.record.samples_per_second * min(time.monotonic() - peer.changed + RECORD_AGE_S, FORESIGHT_S)

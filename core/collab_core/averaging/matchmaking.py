@@ -102,8 +102,8 @@ class Matchmaking:
                 self._answer(follower, averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_SCHEMA_HASH))
 
     def is_awaited(self, key: bytes) -> bool:
-        """Whether somebody has come to us for this round already."""
-        return any(follower.key == key for follower in list(self._followers.values()))
+        """Whether somebody has come to us with work for this round; auxiliaries come early and wait."""
+        return any(follower.key == key and follower.member.weight > 0 for follower in list(self._followers.values()))
 
     async def find_group(self, call: Call) -> Group:
         """The group for this call. Raises NoGroup or Behind."""
