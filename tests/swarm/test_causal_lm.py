@@ -58,11 +58,12 @@ def new_run(folder: Path, *, name: str = "foxes", tokenizer: str = "") -> Path:
 def train_together(
     swarm: SwarmOfProcesses, run: Path, data: Path, env: dict[str, str], *, epochs: int = 4, **aux_env: str
 ) -> tuple[PeerProcess, PeerProcess, PeerProcess]:
-    """An auxiliary and two trainers, to an epoch; they have the same roots, and the loss falls."""
+    """An auxiliary and two trainers, for some epochs; they have the same roots, and the loss falls."""
     aux = swarm.aux(run, env={**env, **aux_env})
     first, second = (swarm.trainer(name, "--data-dir", str(data), env=env) for name in ("first", "second"))
+    begun = max(peer.wait_for("epoch")["epoch"] for peer in (first, second))  # one may come when the other is ahead
     for peer in (aux, first, second):
-        peer.wait_for_epoch(epochs)
+        peer.wait_for_epoch(begun + epochs)
     seen: dict[int, str] = {}
     for peer in (aux, first, second):
         for epoch, root in peer.roots().items():
