@@ -17,8 +17,9 @@ pytestmark = pytest.mark.timeout(300)
 
 def assert_same_history(*peers: PeerProcess) -> None:
     """Wherever two peers saw the same epoch, they had the same root."""
-    shared = set.intersection(*(set(peer.roots()) for peer in peers))
-    assert shared, "they never saw the same epoch"
+    wait_until(
+        lambda: bool(set.intersection(*(set(peer.roots()) for peer in peers))), "an epoch that all of them saw", 60
+    )
     seen: dict[int, str] = {}
     for peer in peers:
         for epoch, root in peer.roots().items():
