@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 NUM_HALVINGS = 60
 ALIKE = 2.0
-MIN_SHARE = 2**13  # values
+MIN_SHARE = 2**12  # values
 UNKNOWN_RATE = 1e6  # if nobody knows, all are alike, and how fast does not matter
 
 
