@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-import uvloop
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -24,7 +22,7 @@ class Reactor:
     """Runs coroutines for the threads that train."""
 
     def __init__(self) -> None:
-        self._loop = uvloop.new_event_loop()
+        self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_error)
         self._thread = threading.Thread(target=self._run, name="collab-network", daemon=True)
         self._thread.start()
