@@ -29,14 +29,14 @@ class Auxiliary(Peer):
         """Average (sending nothing), update, verify: each epoch's state without downloading it."""
         average = self.average(None, 0.0)
         if average is None:
-            self.catch_up(f"the swarm went on without us ({self.standing().value})")
+            self.catch_up(f"the swarm went on without us ({self.holding.standing().value})")
             return
         self.update(average)
         self.verify()
 
     def assist(self) -> None:
         """Reduce in one round of whatever epoch the others are at, keeping nothing."""
-        tip = self.outlook.winning_tip(self.mine())
+        tip = self.outlook.winning_tip(self.holding.mine())
         if tip.epoch < 0:
             time.sleep(IDLE_S)
             self.swarm.check_alive()
@@ -44,7 +44,7 @@ class Auxiliary(Peer):
         self.averager.set_epoch(tip.epoch)
 
         def is_over() -> bool:
-            return self.stop.is_set() or self.outlook.winning_tip(self.mine()).root != tip.root
+            return self.stop.is_set() or self.outlook.winning_tip(self.holding.mine()).root != tip.root
 
         outcome = self.averager.round(
             RoundRequest(

@@ -1,30 +1,24 @@
-"""What trainers and auxiliaries have in common: average, update, verify, and catching up with the others."""
+"""What trainers and auxiliaries have in common: coming, going, and the moves average, update and verify."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from collab_core.averaging import Bandwidth, ExactAverager, FailAt, RoundOutcome, RoundRequest
-from collab_core.errors import StateError
+from collab_core.holding import Holding
 from collab_core.outlook import Outlook
 from collab_core.session import Session
-from collab_core.state.backup import read_backup, write_backup
-from collab_core.state.claims import is_trusted
-from collab_core.state.history import Standing, Tip, standing
+from collab_core.state.history import Standing
 from collab_core.state.replica import Replica
-from collab_core.state.snapshot import Snapshot
-from collab_core.swarm.record import MAX_COUNT
 
 logger = logging.getLogger(__name__)
 
-CATCH_UP_PAUSE_S = 0.3
+NEWS_PAUSE_S = 0.3
 MIN_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S = 0.2, 2.0  # a failed round is tried again soon, then less and less so
 NOBODY_PAUSE_S = 0.2
 LEAVING_S = 3.0
@@ -57,22 +51,12 @@ class Peer:
         stop: threading.Event,
         fail_at: FailAt | None = None,
     ) -> None:
-        self.swarm, self.exchange, self.manifest = session.swarm, session.exchange, session.manifest
+        self.swarm, self.manifest = session.swarm, session.manifest
         self.folder, self.events = session.folder, session.events
-        self.replica, self.config, self.stop = replica, config, stop
+        self.config, self.stop = config, stop
         self.settings = self.manifest.settings
-        self.samples = 0
-        self.loss: float | None = None
         self.outcome: RoundOutcome | None = None
-        self._history_samples = 0
-        self._has_state = False
         self.outlook = Outlook(self.swarm, self.manifest)
-        self._backed_up = -1
-        self._is_waiting = False
-        self._built: Snapshot | None = None
-        self._epoch_started = time.monotonic()
-        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collab-verify")
-        self._snapshot: Future[Snapshot] | None = None
         self.averager = ExactAverager(
             self.swarm,
             self.settings,
@@ -81,6 +65,17 @@ class Peer:
             bandwidth=config.bandwidth,
             fail_at=fail_at,
         )
+        self.holding = Holding(
+            session,
+            replica,
+            self.outlook,
+            backup_every=config.backup_every,
+            on_change=self.averager.set_epoch,
+            stop=stop,
+        )
+        self.replica = replica
+        self._is_waiting = False
+        self._epoch_started = time.monotonic()
 
     # --- coming and going ---
 
@@ -90,17 +85,12 @@ class Peer:
             self.swarm.publish(phase="serving")
             self._tell_joined(0, None)
             return
-        self._restore()
-        self._built = snapshot = self.replica.freeze()
-        self._has_state = self.replica.epoch > 0 or snapshot.root == self.manifest.initial_root
+        self.holding.begin()
         self._look_around()
-        if self._has_state:
-            self._keep(snapshot)
-        else:
-            self.events.write("initial_state_differs", root=snapshot.root, pinned=self.manifest.initial_root)
+        self.holding.announce()
         self.catch_up("joining")
-        if self._snapshot is not None:  # otherwise we were stopped before we had anything
-            self._tell_joined(self.replica.epoch, self.root())
+        if root := self.holding.root_if_any():  # otherwise we were stopped before we had anything
+            self._tell_joined(self.replica.epoch, root)
 
     def _tell_joined(self, epoch: int, root: str | None) -> None:
         swarm = self.swarm
@@ -120,32 +110,21 @@ class Peer:
     def leave(self) -> None:
         """Keep what we have, and let others finish what they need from us."""
         self.averager.finish(LEAVING_S)
-        if self._snapshot is not None:
-            snapshot = self._snapshot.result()
-            if self.config.backup_every:
-                self._background.submit(self._back_up, snapshot, dict(self.replica.history)).result()
-        root = self.root() if self._snapshot is not None else None
-        role = self.swarm.config.role
-        self.events.write("left", role=role, epoch=self.replica.epoch, root=root, samples=self.samples, loss=self.loss)
-        self._background.shutdown(wait=True)
+        holding = self.holding
+        holding.save()
+        self.events.write(
+            "left",
+            role=self.swarm.config.role,
+            epoch=self.replica.epoch,
+            root=holding.root_if_any(),
+            samples=holding.samples,
+            loss=holding.loss,
+        )
 
     def is_done(self) -> bool:
         """Whether the run has reached its end, or ours."""
         ends = [end for end in (self.settings.limits.max_epochs, self.config.max_epochs) if end]
         return bool(ends) and self.replica.epoch >= min(ends)
-
-    def _restore(self) -> None:
-        try:
-            backup = read_backup(self.folder.backup, self.manifest.run_id)
-        except StateError as error:
-            self.folder.backup.rename(self.folder.backup.with_suffix(".damaged"))
-            self.events.write("backup_damaged", detail=error.message)
-            return
-        if backup is not None:
-            self.replica.load(backup.tensors, backup.history)
-            self.samples = backup.counters.get("samples", 0)
-            self._history_samples = backup.counters.get("history_samples", 0)
-            self.events.write("restored", epoch=self.replica.epoch, root=backup.root)
 
     def _look_around(self) -> None:
         """Hear who is there before deciding that nobody is."""
@@ -163,7 +142,7 @@ class Peer:
 
         A trainer with nothing to bring tries once: if nobody takes it along it should rather go back to work.
         """
-        root = self.root()
+        root = self.holding.root()
         lost: frozenset[str] = frozenset()
         is_idle = contribution is None and self.swarm.config.role == "trainer"
         if contribution is not None:
@@ -171,7 +150,7 @@ class Peer:
         pause_s = MIN_RETRY_PAUSE_S
         while not self.stop.is_set():
             self.swarm.check_alive()
-            if self.standing() is not Standing.CURRENT:
+            if self.holding.standing() is not Standing.CURRENT:
                 return None
             if contribution is not None and self.is_alone():
                 self.outcome = RoundOutcome(members={self.swarm.peer_id: weight})
@@ -215,12 +194,9 @@ class Peer:
         """The same arithmetic on the same bytes, everywhere."""
         outcome = self.outcome or RoundOutcome()
         self.outlook.last_group = outcome.group - outcome.lost.keys()
-        stats = self.replica.update(average, self.root())
+        own = int(outcome.members.get(self.swarm.peer_id, 0))
+        self.holding.update(average, own_samples=own, all_samples=int(outcome.weight))
         self.averager.give_back(average)
-        self.samples += int(outcome.members.get(self.swarm.peer_id, 0))
-        self._history_samples += int(outcome.weight)
-        if not stats.is_finite:
-            self.events.write("gradient_not_finite", epoch=self.replica.epoch)
 
     def verify(self) -> None:
         """Publish the root of what we now have, off this thread. Never waits: `standing` notices a mismatch later."""
@@ -237,63 +213,16 @@ class Peer:
             "share": round(outcome.share, 3),
             "bytes_sent": outcome.bytes_sent,
             "bytes_received": outcome.bytes_received,
-            "loss": self.loss,
+            "loss": self.holding.loss,
         }
-        self._snapshot = self._background.submit(self._freeze, facts)
-
-    def _freeze(self, facts: dict[str, object]) -> Snapshot:
-        snapshot = self.replica.freeze()
-        self._announce(snapshot)
-        self.events.write(
-            "epoch", epoch=snapshot.epoch, root=snapshot.root, parent_root=self.replica.parent_root, **facts
-        )
-        if self.config.backup_every and snapshot.epoch % self.config.backup_every == 0:
-            self._background.submit(self._back_up, snapshot, dict(self.replica.history))
-        return snapshot
-
-    def _keep(self, snapshot: Snapshot) -> None:
-        """A snapshot that is already made becomes ours."""
-        self._snapshot = Future()
-        self._snapshot.set_result(snapshot)
-        self._announce(snapshot)
-
-    def _announce(self, snapshot: Snapshot) -> None:
-        self.exchange.serve_state(snapshot, self.replica.history)
-        self.averager.set_epoch(snapshot.epoch)
-        self.swarm.publish(
-            phase="serving" if self.swarm.config.role == "aux" else "working",
-            epoch=snapshot.epoch,
-            root=snapshot.root,
-            parent_root=self.replica.parent_root,
-            history_samples=min(self._history_samples, MAX_COUNT),
-            epoch_samples=0,
-            samples=self.samples,
-            loss=self.loss,
-        )
-
-    def _back_up(self, snapshot: Snapshot, history: Mapping[int, str]) -> None:
-        if snapshot.epoch == self._backed_up:
-            return
-        counters = {"samples": self.samples, "history_samples": self._history_samples}
-        try:
-            write_backup(self.folder.backup, self.manifest.run_id, snapshot, history, counters)
-            self._backed_up = snapshot.epoch
-        except OSError as error:
-            self.events.write("backup_failed", epoch=snapshot.epoch, reason=str(error.strerror or error))
-
-    def root(self) -> str:
-        """The root of our state; waits for the hashing if it is still under way."""
-        assert self._snapshot is not None, "no state yet"
-        return self._snapshot.result().root
+        self.holding.freeze(facts)
 
     # --- what the others have ---
 
-    def standing(self) -> Standing:
-        """Whether we have what everyone should have."""
-        if self._snapshot is None or not self._snapshot.done():
-            return Standing.CURRENT
-        mine = self.mine()
-        return standing(mine, self.outlook.winning_tip(mine), self.replica.history)
+    def catch_up(self, reason: str) -> None:
+        """Get the state of the history that wins, if it is not ours."""
+        if self.holding.catch_up(reason):
+            self._epoch_started = time.monotonic()
 
     def is_alone(self) -> bool:
         """No other trainer for a whole matchmaking window, and nobody else to average with now.
@@ -305,19 +234,7 @@ class Peer:
         lonely_s = time.monotonic() - self.swarm.last_sign_of_trainers
         if lonely_s < self.settings.strategy.matchmaking_time_s:
             return False
-        return not self.outlook.companions(self.replica.epoch, self.root())
-
-    def mine(self) -> Tip:
-        """The end of our own history."""
-        if not self._has_state:
-            return Tip.none(self.swarm.peer_id)
-        return Tip(
-            epoch=self.replica.epoch,
-            root=self.root(),
-            samples=self._history_samples,
-            peer_id=self.swarm.peer_id,
-            is_trusted=is_trusted(self.swarm.peer_id, self.swarm.record, self.manifest),
-        )
+        return not self.outlook.companions(self.replica.epoch, self.holding.root())
 
     def _request(
         self, root: str, contribution: torch.Tensor | None, weight: float, lost: frozenset[str]
@@ -329,7 +246,7 @@ class Peer:
             contribution=contribution,
             weight=weight,
             companions=lambda: self.outlook.companions(epoch, root),
-            should_stop=lambda: self.stop.is_set() or self.standing() is not Standing.CURRENT,
+            should_stop=lambda: self.stop.is_set() or self.holding.standing() is not Standing.CURRENT,
             is_patient=self.swarm.config.role == "aux",
             latecomers=lambda: self.outlook.latecomers(epoch, root),
             rank=self.outlook.rank,
@@ -340,63 +257,5 @@ class Peer:
     def _wait_for_news(self) -> None:
         """Somebody is ahead of us, but its record has not arrived yet."""
         deadline = time.monotonic() + self.settings.strategy.matchmaking_time_s
-        while self.standing() is Standing.CURRENT and time.monotonic() < deadline and not self.stop.is_set():
-            time.sleep(CATCH_UP_PAUSE_S)
-
-    def catch_up(self, reason: str) -> None:
-        """Get the state of the history that wins, if it is not ours."""
-        while not self.stop.is_set():
-            self.swarm.check_alive()
-            mine = self.mine()
-            best = self.outlook.winning_tip(mine)
-            if self._has_state and standing(mine, best, self.replica.history) is Standing.CURRENT:
-                return
-            if best is mine:
-                self._tell_waiting("nobody here holds the run's state yet")
-            elif self._adopt(best, reason):
-                return
-            else:
-                self.outlook.put_aside(best)
-            self.stop.wait(CATCH_UP_PAUSE_S)
-            self.swarm.refresh()
-
-    def _adopt(self, best: Tip, reason: str) -> bool:
-        self.swarm.publish(phase="joining")
-        own = self._snapshot.result() if self._snapshot is not None else self._built
-        assert own is not None
-        start = time.monotonic()
-        fetched = self.exchange.fetch_state(best.root, self.outlook.donors(best), own, self._on_bad_donor, self.stop)
-        if fetched is None:
-            return False
-        floating = (tensor for tensor in fetched.tensors.values() if tensor.is_floating_point())
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in floating):
-            self._on_bad_donor(best.peer_id, "offers a state that is not finite")
-            return False
-        if int(fetched.tensors["run/epoch"].item()) != best.epoch:
-            self._on_bad_donor(best.peer_id, "claims another epoch than its state has")
-            return False
-        mine = self.mine()
-        if mine.is_trusted and not best.is_trusted and fetched.history.get(mine.epoch) != mine.root:
-            self._on_bad_donor(best.peer_id, "is ahead of the organiser's auxiliary on another history")
-            return False
-        from_epoch = self.replica.epoch if self._has_state else None
-        self.replica.load(fetched.tensors, fetched.history)
-        self._history_samples = min(best.samples, MAX_COUNT)
-        self._has_state = True
-        self.outlook.last_group = frozenset()
-        self._keep(self.replica.freeze())
-        self._epoch_started = time.monotonic()
-        self.events.write(
-            "resynced",
-            reason=reason,
-            from_epoch=from_epoch,
-            epoch=self.replica.epoch,
-            root=best.root,
-            bytes=fetched.num_bytes,
-            seconds=round(time.monotonic() - start, 3),
-            donors=[self.swarm.name_of(donor) for donor in fetched.donors],
-        )
-        return True
-
-    def _on_bad_donor(self, peer_id: str, reason: str) -> None:
-        self.events.write("donor_failed", peer_id=peer_id, name=self.swarm.name_of(peer_id), reason=reason)
+        while self.holding.standing() is Standing.CURRENT and time.monotonic() < deadline and not self.stop.is_set():
+            time.sleep(NEWS_PAUSE_S)

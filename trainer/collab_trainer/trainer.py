@@ -88,7 +88,7 @@ class Trainer(Peer):
         average = self.average(work.contribution, work.num_samples) if work is not None else None
         if average is None:
             self._num_missed += 1
-            self.catch_up(f"the swarm went on without us ({self.standing().value})")
+            self.catch_up(f"the swarm went on without us ({self.holding.standing().value})")
             return
         self._num_missed = 0
         self.update(average)
@@ -102,7 +102,7 @@ class Trainer(Peer):
         self.model.zero_grad(set_to_none=True)
         num_samples, loss_sum = 0, 0.0
         while not self.stop.is_set() and not self._should_average(num_samples):
-            if self.standing() is not Standing.CURRENT:
+            if self.holding.standing() is not Standing.CURRENT:
                 return None
             started = time.monotonic()
             for _ in range(self.config.accumulate_batches):
@@ -122,7 +122,7 @@ class Trainer(Peer):
         """
         if num_samples == 0:
             return False
-        epoch, root = self.replica.epoch, self.root()
+        epoch, root = self.replica.epoch, self.holding.root()
         trainers = [peer for peer in self.outlook.companions(epoch, root) if peer.record.role == "trainer"]
         others = [peer for peer in trainers if peer.record.root == root]  # the rest still tell of the last epoch
         cap = self.settings.limits.max_samples_per_peer
@@ -158,7 +158,7 @@ class Trainer(Peer):
         if not bool(torch.isfinite(contribution).all()):
             self.events.write("gradient_dropped", epoch=self.replica.epoch, reason="it is not finite")
             return Work(None, 0)
-        self.loss = loss_sum / num_samples
+        self.holding.loss = loss_sum / num_samples
         return Work(contribution, num_samples)
 
     def _other_buffers(self) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """One rule for which history wins, everywhere.
 
 The newest state of the organiser's auxiliaries wins. Without one, the history with most samples, as far as they are
-plausible from here; then the lowest root. What nobody can hand over does not win: see `Peer.catch_up`.
+plausible from here; then the lowest root. What nobody can hand over does not win: see `Holding.catch_up`.
 """
 
 from __future__ import annotations
