@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +17,21 @@ def std_by_fan_in(name: str, parameter: torch.nn.Parameter) -> float:
     return 1 / math.sqrt(parameter.numel() // len(parameter))
 
 
+def draw(bits: np.random.PCG64, count: int, std: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Uniform values with this standard deviation.
+
+    `torch.randn` differs between instruction sets. Here integers from PCG64, whose stream numpy guarantees, become
+    float32 without rounding and are multiplied once by a constant.
+    """
+    integers = (bits.random_raw(count) >> np.uint64(40)).astype(np.int32) - 2**23
+    values: np.ndarray[Any, np.dtype[np.float32]] = integers.astype(np.float32)
+    values *= np.float32(std * math.sqrt(3) / 2**23)
+    return values
+
+
 def fill_parameters(model: torch.nn.Module, *, seed: int, std_of: StdOf = std_by_fan_in) -> None:
     """Initialise a model: biases with 0, other vectors (the scales of norms) with 1, the rest at random.
 
-    `torch.randn` differs between instruction sets. Here integers from PCG64, whose stream numpy guarantees, become
-    float32 without rounding and are multiplied once by a constant: uniform values with the wanted standard deviation.
     Tied parameters appear once, under their first name, and stay tied.
 
     Args:
@@ -34,7 +45,6 @@ def fill_parameters(model: torch.nn.Module, *, seed: int, std_of: StdOf = std_by
         if parameter.dim() < 2:
             values = np.full(parameter.shape, 0 if name.endswith("bias") else 1, dtype=np.float32)
         else:
-            integers = (bits.random_raw(parameter.numel()) >> np.uint64(40)).astype(np.int32) - 2**23
-            values = integers.astype(np.float32) * np.float32(std_of(name, parameter) * math.sqrt(3) / 2**23)
+            values = draw(bits, parameter.numel(), std_of(name, parameter))
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(values.reshape(parameter.shape)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,20 @@ def is_held_out(document: str, one_in: int) -> bool:
     if one_in == 0:
         return False
     return int.from_bytes(blake3(document.encode(errors="replace")).digest(4), "little") % one_in == 0
+
+
+def take(documents: Iterable[str], num_bytes: int, one_in: int) -> tuple[list[str], int]:
+    """Documents for training, about so many bytes of them, and how many were gone through for it."""
+    found: list[str] = []
+    num_read = 0
+    for document in documents:
+        num_read += 1
+        if document and not is_held_out(document, one_in):
+            found.append(document)
+            num_bytes -= len(document)
+        if num_bytes <= 0:
+            break
+    return found, num_read
 
 
 def find_files(source: DataOptions, data_dir: Path | None) -> list[Path]:

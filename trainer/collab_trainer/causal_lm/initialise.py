@@ -1,8 +1,7 @@
 """The first values of a model: the same bytes on every machine, whatever the architecture.
 
-`torch.randn` differs between instruction sets, so matrices that transformers draws at random are drawn again here:
-integers from PCG64, whose stream numpy guarantees, become float32 without rounding and are multiplied once by a
-constant. What transformers does not draw but computes (ones of a norm, zeros of a bias, the ladder of a state-space
+`torch.randn` differs between instruction sets, so matrices that transformers draws at random are drawn again here. What
+transformers does not draw but computes (ones of a norm, zeros of a bias, the ladder of a state-space
 model) is kept. Which is which is found out by letting it initialise twice with different seeds: what differs was drawn.
 
 Vectors that are drawn (the time steps of a state-space model) have distributions of their own, so they are kept as
@@ -12,12 +11,13 @@ builds is then not the pinned one, and it fetches the initial state.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from blake3 import blake3
+
+from collab_trainer.seeding import draw
 
 DEFAULT_STD = 0.02
 PIECE = 2**22  # values drawn at once: the raw integers take eight bytes each
@@ -55,10 +55,8 @@ def _digest(parameter: torch.Tensor) -> bytes:
 
 def _fill(parameter: torch.Tensor, key: bytes, std: float) -> None:
     bits = np.random.PCG64(int.from_bytes(key, "little"))
-    scale = np.float32(std * math.sqrt(3) / 2**23)
     flat = torch.empty(parameter.numel())
     for start in range(0, len(flat), PIECE):
-        raw = bits.random_raw(min(PIECE, len(flat) - start))
-        integers = (raw >> np.uint64(40)).astype(np.int32) - 2**23
-        flat[start : start + len(raw)] = torch.from_numpy(integers.astype(np.float32) * scale)
+        piece = draw(bits, min(PIECE, len(flat) - start), std)
+        flat[start : start + len(piece)] = torch.from_numpy(piece)
     parameter.copy_(flat.view(parameter.shape))

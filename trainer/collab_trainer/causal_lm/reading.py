@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from collab_trainer.causal_lm.documents import LocalDocuments, is_held_out
+from collab_trainer.causal_lm.documents import LocalDocuments, take
 from collab_trainer.causal_lm.shuffle import Shuffle
 
 
@@ -49,13 +49,9 @@ class LocalReader:
         if self._index == len(self._documents):
             self._pass, self._index = self._pass + 1, 0
             self._order = self._shuffle()
-        found: list[str] = []
-        while num_bytes > 0 and self._index < len(self._documents):
-            document = self._documents[self._order[self._index]]
-            self._index += 1
-            if document and not is_held_out(document, self._one_in):
-                found.append(document)
-                num_bytes -= len(document)
+        rest = range(self._index, len(self._documents))
+        found, num_read = take((self._documents[self._order[index]] for index in rest), num_bytes, self._one_in)
+        self._index += num_read
         return found
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from collab_core.errors import Code, TaskError
-from collab_trainer.causal_lm.documents import is_held_out, quiet_datasets
+from collab_trainer.causal_lm.documents import quiet_datasets, take
 from collab_trainer.causal_lm.options import DataOptions
 from collab_trainer.causal_lm.shuffle import Shuffle
 from collab_trainer.hub import check_data_set, hub_in_words
@@ -136,13 +136,8 @@ class StreamReader:
         if self._given == len(window):
             self._advance()
             window = self._window = self._fill()
-        found: list[str] = []
-        while num_bytes > 0 and self._given < len(window):
-            document = window[self._given]
-            self._given += 1
-            if document and not is_held_out(document, self._one_in):
-                found.append(document)
-                num_bytes -= len(document)
+        found, num_read = take(window[self._given :], num_bytes, self._one_in)
+        self._given += num_read
         return found
 
     @property
