@@ -210,6 +210,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             outcome.average = average if request.wants_average else None
             if not request.wants_average:  # all we do is to serve, so that is what the outcome should tell
                 await reduction.served(SERVING_S)
+                self.give_back(average)
         except RoundFailed as error:
             outcome.failure = str(error)
         except asyncio.TimeoutError:

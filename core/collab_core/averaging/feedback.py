@@ -26,11 +26,11 @@ class ErrorFeedback:
 
     def store(self, lost: torch.Tensor, parts: list[Part]) -> None:
         """Take over what was lost of these parts; of the others, the residue stays."""
-        if self.residue is None:
+        if self.residue is None and parts:
             self.residue = torch.zeros(self._num_values)
-        if sum(part.num_values for part in parts) == self._num_values:
+        if self.residue is not None and sum(part.num_values for part in parts) == self._num_values:
             self.residue, lost = lost, self.residue
-        else:
+        elif self.residue is not None:
             for part in parts:
                 self.residue[part.start : part.stop] = lost[part.start : part.stop]
         self._spare = lost
@@ -43,18 +43,41 @@ class Draft:
         self._feedback, self._lost = feedback, lost
         self._parts: list[Part] = []
 
+    # --- of what we send ---
+
     def with_residue(self, values: torch.Tensor, part: Part, weight: float, out: torch.Tensor) -> torch.Tensor:
         """The values and what was lost of this part before; `weight` is what the values will count."""
-        residue = self._feedback.residue
-        if residue is None:
-            return values
-        return torch.add(values, residue[part.start : part.stop], alpha=1 / weight, out=out)
+        residue = self._residue(part)
+        return values if residue is None else torch.add(values, residue, alpha=1 / weight, out=out)
 
     def note(self, part: Part, values: torch.Tensor, decoded: torch.Tensor, weight: float) -> None:
         """Remember what the codec lost of a part."""
-        torch.sub(values, decoded, out=self._lost[part.start : part.stop]).mul_(weight)
+        torch.sub(values, decoded, out=self.sum(part)).mul_(weight)
         self._parts.append(part)
 
+    # --- of what we reduce ---
+
+    def begin_sum(self, part: Part, own: torch.Tensor | None, weight: float) -> None:
+        """Begin a weighted sum with what was lost before, and with our own contribution if there is one."""
+        total, residue = self.sum(part), self._residue(part)
+        if own is None:
+            total.zero_() if residue is None else total.copy_(residue)
+        elif residue is None:
+            torch.mul(own, weight, out=total)
+        else:
+            torch.add(residue, own, alpha=weight, out=total)
+
+    def sum(self, part: Part) -> torch.Tensor:
+        return self._lost[part.start : part.stop]
+
+    def end_sum(self, part: Part, decoded: torch.Tensor, weight: float) -> None:
+        """Of the sum stays what its mean lost when it was encoded."""
+        self.sum(part).sub_(decoded, alpha=weight)
+        self._parts.append(part)
+
+    def _residue(self, part: Part) -> torch.Tensor | None:
+        residue = self._feedback.residue
+        return None if residue is None else residue[part.start : part.stop]
+
     def commit(self) -> None:
-        if self._parts:
-            self._feedback.store(self._lost, self._parts)
+        self._feedback.store(self._lost, self._parts)

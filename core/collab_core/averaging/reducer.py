@@ -47,11 +47,11 @@ class Tools:
 class PartSum:
     """The weighted sum of one part. Its methods are the arithmetic, and run in threads; one at a time.
 
-    The sum grows where the average of the part will be.
+    It grows where what the codec loses of it will be, on top of what was lost before: both are in units of samples.
     """
 
     def __init__(self, part: Part, own: torch.Tensor | None, own_weight: float, average: torch.Tensor) -> None:
-        self._part, self._sum = part, average
+        self._part, self._average = part, average
         self._own: torch.Tensor | None = own
         self._own_weight = own_weight
         self._weight = 0.0
@@ -72,41 +72,34 @@ class PartSum:
         with self._lock:
             if self._is_done:
                 return  # it was given up before it came
-            self._begin()
-            self._sum.add_(values, alpha=weight)
+            self._begin(tools.feedback).add_(values, alpha=weight)
             self._weight += weight
 
-    def begin(self) -> None:
+    def begin(self, feedback: Draft) -> None:
         """Take our own contribution in, so that its memory is free for the next one."""
         with self._lock:
             if not self._is_done:
-                self._begin()
+                self._begin(feedback)
 
-    def _begin(self) -> None:
-        if self._has_begun:
-            return
-        self._has_begun = True
-        if self._own is None:
-            self._sum.zero_()
-        else:
-            torch.mul(self._own, self._own_weight, out=self._sum)
-            self._weight = self._own_weight
+    def _begin(self, feedback: Draft) -> torch.Tensor:
+        if not self._has_begun:
+            self._has_begun = True
+            feedback.begin_sum(self._part, self._own, self._own_weight)
+            self._weight = self._own_weight if self._own is not None else 0.0
+        return feedback.sum(self._part)
 
     def finish(self, payload: bytearray, tools: Tools) -> None:
-        """Encode the mean, once; where the sum was, there is now what everyone decodes."""
+        """Encode the mean, once; the average is what everyone decodes from it."""
         with self._lock:
-            self._begin()
+            total = self._begin(tools.feedback)
             self._is_done = True
-            weight = self._weight
-            if weight == 0:
+            if self._weight == 0:
                 raise PartLost("no contribution to a part was left")
-            scratch = tools.buffers.scratch("values", self._part.num_values)
-            mean = torch.div(self._sum, weight, out=scratch)
-            mean = tools.feedback.with_residue(mean, self._part, weight, out=scratch)
-            if not tools.codec.encode(mean, payload, self._sum):
+            mean = torch.div(total, self._weight, out=tools.buffers.scratch("values", self._part.num_values))
+            if not tools.codec.encode(mean, payload, self._average):
                 raise PartLost("a part reduced here is not finite")
             if not tools.codec.is_lossless:
-                tools.feedback.note(self._part, mean, self._sum, weight)
+                tools.feedback.end_sum(self._part, self._average, self._weight)
 
 
 class Reducer:
@@ -134,7 +127,6 @@ class Reducer:
     ) -> None:
         self.parts = tuple(parts)
         self._senders, self._tools = dict(senders), tools
-        own_weight = senders.get(me, 0.0)
         own_weight = senders.get(me, 0.0)
         self._sums = [
             PartSum(
@@ -225,7 +217,7 @@ class Reducer:
     def take_own(self) -> None:
         """From now on the contribution is not needed here any more."""
         for part_sum in self._sums:
-            part_sum.begin()
+            part_sum.begin(self._tools.feedback)
 
     def give_back(self) -> None:
         """Nobody fetches a part from us any more."""
