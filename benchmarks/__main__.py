@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks import averaging, round_trip
 from benchmarks.record import Record
 
-SUITES = {"averaging": averaging, "round": round_trip}
+SUITES = {"averaging": averaging.SUITE, "round": round_trip.SUITE}
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
         record = Record.open(arguments.output / f"{name}.json", is_fresh=arguments.fresh)
         print(f"\n{name}: {record.describe()}")
         suite = SUITES[name]
-        suite.measure(record, num_repeats=arguments.repeats)
+        suite.run(record, arguments.repeats)
         print(f"\n{suite.table(record)}")
         suite.plot(record, arguments.output / f"{name}.svg")
         print(f"\nWritten: {record.path} and {arguments.output / name}.svg")

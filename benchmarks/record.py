@@ -38,9 +38,6 @@ class Record:
     def describe(self) -> str:
         return f"{self.machine}; " + ", ".join(f"{name} {number}" for name, number in self.versions.items())
 
-    def has(self, **key: Any) -> bool:
-        return any(key.items() <= entry.items() for entry in self.entries)
-
     def add(self, entry: Entry) -> None:
         self.entries.append(entry)
         content = {"machine": self.machine, "versions": self.versions, "entries": self.entries}
@@ -48,9 +45,12 @@ class Record:
         beside.write_text(json.dumps(content, indent=1))
         beside.replace(self.path)
 
-    def values(self, what: str, **key: Any) -> list[float]:
-        """One number of every repetition with this key."""
-        return [entry[what] for entry in self.entries if key.items() <= entry.items()]
+    def entries_of(self, **key: Any) -> list[Entry]:
+        """Everything measured with this arm, this size, this number of repetition."""
+        return [entry for entry in self.entries if key.items() <= entry.items()]
+
+    def seconds(self, arm: str, size: int) -> list[float]:
+        return [entry["seconds"] for entry in self.entries_of(arm=arm, size=size)]
 
 
 def _machine() -> str:

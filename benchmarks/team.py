@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PAUSE_S = 0.002
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 def run_team(module: str, arguments: list[str], num_processes: int, timeout_s: float) -> list[dict[str, Any]]:

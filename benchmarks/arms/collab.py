@@ -1,4 +1,4 @@
-"""Ours: a whole round, from the call to the restored tensors, in fp16."""
+"""Ours: a whole round with its matchmaking, in fp16. The average is the tensors of the next round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import torch
 
 from benchmarks.arms.peer import open_swarm
-from benchmarks.arms.tensors import make_tensors, measure_rounds, restore
+from benchmarks.arms.tensors import make_flat, measure_rounds, tensors_of
 from benchmarks.averaging import NUM_VALUES
 from benchmarks.team import Team
 from collab_core.averaging import ExactAverager, RoundRequest
@@ -17,18 +17,18 @@ from collab_core.run import RunSettings
 def main() -> None:
     team, _ = Team.from_argv()
     torch.set_num_threads(1)
-    tensors = make_tensors(team.rank)
-    flat = torch.cat(tensors)
+    flat = make_flat(team.rank)
     stop = threading.Event()
     with open_swarm(team) as swarm:
         averager = ExactAverager(swarm, RunSettings(name="bench"), layout_hash=bytes(32), num_values=NUM_VALUES)
         team.meet("ready")
 
         def run_round(number: int) -> None:
+            nonlocal flat
             request = RoundRequest(
                 epoch=number,
                 parent_root="00" * 32,
-                contribution=torch.cat(tensors, out=flat),
+                contribution=flat,
                 weight=1.0,
                 companions=swarm.peers,
                 should_stop=stop.is_set,
@@ -36,11 +36,11 @@ def main() -> None:
             outcome = averager.round(request, stop)
             assert outcome.average is not None, outcome.failure
             assert len(outcome.members) == team.size
-            restore(outcome.average, tensors)
-            averager.give_back(outcome.average)
+            averager.give_back(flat)
+            flat = outcome.average
             averager.set_epoch(number + 1)
 
-        measure_rounds(team, run_round, lambda: tensors)
+        measure_rounds(team, run_round, lambda: tensors_of(flat))
 
 
 main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from benchmarks.arms.tensors import make_tensors, measure_rounds, restore
+from benchmarks.arms.tensors import make_flat, measure_rounds, tensors_of
 from benchmarks.team import Team
 
 
@@ -14,14 +14,13 @@ def main() -> None:
     torch.set_num_threads(1)
     store = f"file://{team.folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=team.rank, world_size=team.size)
-    tensors = make_tensors(team.rank)
-    flat = torch.cat(tensors)
+    flat = make_flat(team.rank)
 
     def run_round(number: int) -> None:
-        dist.all_reduce(torch.cat(tensors, out=flat))
-        restore(flat.div_(team.size), tensors)
+        dist.all_reduce(flat)
+        flat.div_(team.size)
 
-    measure_rounds(team, run_round, lambda: tensors)
+    measure_rounds(team, run_round, lambda: tensors_of(flat))
     dist.destroy_process_group()
 
 

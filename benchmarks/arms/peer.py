@@ -6,12 +6,10 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from benchmarks.team import Team
+from benchmarks.team import LOOPBACK, Team
 from collab_core.state.folder import StateFolder
 from collab_core.swarm import Swarm, SwarmConfig
 from collab_core.telemetry import EventLog
-
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 @contextlib.contextmanager

@@ -8,13 +8,11 @@ import torch
 
 from benchmarks.arms.emulated import Emulated, EpochClock
 from benchmarks.round_trip import BATCH_SIZE, NUM_BATCHES, NUM_EPOCHS
-from benchmarks.team import Team
+from benchmarks.team import LOOPBACK, Team
 from collab_core.run import Invite, Prepared, RunFolder
 from collab_core.session import open_session
 from collab_core.swarm import SwarmConfig
 from collab_trainer import Trainer, TrainerConfig, new_replica
-
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 class Timed(Trainer):

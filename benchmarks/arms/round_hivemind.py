@@ -2,54 +2,46 @@
 
 from __future__ import annotations
 
-import logging
-
 import hivemind
 import torch
 from hivemind.compression import Float16Compression
 
 from benchmarks.arms.emulated import EpochClock, build_model, pretend_to_work
+from benchmarks.arms.stock import open_dht
 from benchmarks.round_trip import BATCH_SIZE, NUM_BATCHES, NUM_EPOCHS, WIDTH
 from benchmarks.team import Team
-
-LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 def main() -> None:
     team, _ = Team.from_argv()
-    torch.set_num_threads(1)
-    logging.getLogger("hivemind").setLevel(logging.CRITICAL)
-    initial_peers = team.hear("address", 0).split() if team.rank else []
-    dht = hivemind.DHT(initial_peers=initial_peers, start=True, host_maddrs=[LOOPBACK])
-    team.tell("address", str(dht.get_visible_maddrs()[0]))
-    model = build_model()
-    optimizer = hivemind.Optimizer(
-        dht=dht,
-        run_id="round",
-        target_batch_size=team.size * NUM_BATCHES * BATCH_SIZE,
-        batch_size_per_step=BATCH_SIZE,
-        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
-        params=model.parameters(),
-        matchmaking_time=1.5,
-        averaging_timeout=30.0,
-        grad_compression=Float16Compression(),
-        averager_opts={"target_group_size": team.size, "request_timeout": 1.0},
-        tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.3},
-        load_state_timeout=5.0,
-    )
-    team.meet("ready")  # hivemind finds its peers in the first epochs, which are not counted
-    clock = EpochClock()
-    batch = torch.randn(BATCH_SIZE, WIDTH)
-    while optimizer.local_epoch < NUM_EPOCHS:
-        clock.begin(optimizer.local_epoch)
-        pretend_to_work()
-        (model(batch) - batch).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    clock.begin(NUM_EPOCHS)
-    clock.report(team)
-    optimizer.shutdown()
-    dht.shutdown()
+    with open_dht(team) as dht:
+        model = build_model()
+        optimizer = hivemind.Optimizer(
+            dht=dht,
+            run_id="round",
+            target_batch_size=team.size * NUM_BATCHES * BATCH_SIZE,
+            batch_size_per_step=BATCH_SIZE,
+            optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
+            params=model.parameters(),
+            matchmaking_time=1.5,
+            averaging_timeout=30.0,
+            grad_compression=Float16Compression(),
+            averager_opts={"target_group_size": team.size, "request_timeout": 1.0},
+            tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.3},
+            load_state_timeout=5.0,
+        )
+        team.meet("ready")  # hivemind finds its peers in the first epochs, which are not counted
+        clock = EpochClock()
+        batch = torch.randn(BATCH_SIZE, WIDTH)
+        while optimizer.local_epoch < NUM_EPOCHS:
+            clock.begin(optimizer.local_epoch)
+            pretend_to_work()
+            (model(batch) - batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        clock.begin(NUM_EPOCHS)
+        clock.report(team)
+        optimizer.shutdown()
 
 
 main()

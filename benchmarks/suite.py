@@ -1,0 +1,73 @@
+"""What all suites have in common: arms measured in turn, a table of ratios, a plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.record import Entry, Record
+
+Column = Callable[[list[Entry]], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """One question, asked of several arms at several sizes."""
+
+    title: str
+    sizes: tuple[int, ...]
+    unit_of_size: str
+    """Processes, or peers."""
+    arms: tuple[str, ...]
+    measure: Callable[[str, int], Entry]
+    """(arm, size) → "seconds", and whatever else the table wants."""
+    compared_with: tuple[str, ...]
+    """Arms that get a column of ratios."""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """Further columns: heading → what stands there, from all repetitions of one arm and size."""
+
+    def run(self, record: Record, num_repeats: int) -> None:
+        """Every arm in turn, again and again: what the machine does meanwhile hits all of them."""
+        for repeat in range(num_repeats):
+            for size in self.sizes:
+                for arm in self.arms:
+                    if record.entries_of(arm=arm, size=size, repeat=repeat):
+                        continue
+                    entry = self.measure(arm, size)
+                    record.add({"arm": arm, "size": size, "repeat": repeat, **entry})
+                    print(f"{repeat + 1}/{num_repeats} {arm:<9} {size} {self.unit_of_size}: {entry['seconds']:.3f} s")
+
+    def table(self, record: Record) -> str:
+        ratios = [f"× {arm}" for arm in self.compared_with]
+        headings = [self.unit_of_size, "arm", "seconds (median)", "best – worst", *ratios, *self.columns]
+        rows = [headings, ["---"] * len(headings)]
+        for size in self.sizes:
+            medians = {arm: statistics.median(record.seconds(arm, size)) for arm in self.arms}
+            for arm in self.arms:
+                seconds, entries = record.seconds(arm, size), record.entries_of(arm=arm, size=size)
+                rows.append(
+                    [
+                        f"{size}",
+                        arm,
+                        f"{medians[arm]:.3f}",
+                        f"{min(seconds):.3f} – {max(seconds):.3f}",
+                        *(f"{medians[arm] / medians[other]:.2f}" for other in self.compared_with),
+                        *(column(entries) for column in self.columns.values()),
+                    ]
+                )
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+    def plot(self, record: Record, path: Path) -> None:
+        from benchmarks.plotting import bars
+
+        bars(
+            {
+                f"{size} {self.unit_of_size}": {arm: record.seconds(arm, size) for arm in self.arms}
+                for size in self.sizes
+            },
+            title=self.title,
+            unit="seconds, lower is better",
+            path=path,
+        )
