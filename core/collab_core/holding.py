@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from collab_core.averaging import RoundOutcome
 from collab_core.errors import StateError
 from collab_core.outlook import Outlook
 from collab_core.session import Session
@@ -78,8 +79,21 @@ class Holding:
         if not stats.is_finite:
             self._events.write("gradient_not_finite", epoch=self.replica.epoch)
 
-    def freeze(self, facts: Mapping[str, object]) -> None:
-        """Hash, publish and back up what we now have, off this thread; `facts` go into the epoch's event."""
+    def freeze(self, outcome: RoundOutcome, seconds: float) -> None:
+        """Hash, publish and back up what came of a round, off this thread; `seconds` is what the epoch took."""
+        name_of = self._swarm.name_of
+        facts = {
+            "samples": int(outcome.weight),
+            "members": {name_of(peer_id): int(weight) for peer_id, weight in outcome.members.items()},
+            "lost": {name_of(peer_id): why for peer_id, why in outcome.lost.items()},
+            "seconds": round(seconds, 3),
+            "matchmaking_s": round(outcome.matchmaking_s, 3),
+            "reducing_s": round(outcome.reducing_s, 3),
+            "share": round(outcome.share, 3),
+            "bytes_sent": outcome.bytes_sent,
+            "bytes_received": outcome.bytes_received,
+            "loss": self.loss,
+        }
         self._snapshot = self._background.submit(self._freeze, facts)
 
     def save(self) -> None:

@@ -202,20 +202,7 @@ class Peer:
         """Publish the root of what we now have, off this thread. Never waits: `standing` notices a mismatch later."""
         now = time.monotonic()
         seconds, self._epoch_started = now - self._epoch_started, now
-        outcome = self.outcome or RoundOutcome()
-        facts = {
-            "samples": int(outcome.weight),
-            "members": {self.swarm.name_of(peer_id): int(weight) for peer_id, weight in outcome.members.items()},
-            "lost": {self.swarm.name_of(peer_id): why for peer_id, why in outcome.lost.items()},
-            "seconds": round(seconds, 3),
-            "matchmaking_s": round(outcome.matchmaking_s, 3),
-            "reducing_s": round(outcome.reducing_s, 3),
-            "share": round(outcome.share, 3),
-            "bytes_sent": outcome.bytes_sent,
-            "bytes_received": outcome.bytes_received,
-            "loss": self.holding.loss,
-        }
-        self.holding.freeze(facts)
+        self.holding.freeze(self.outcome or RoundOutcome(), seconds)
 
     # --- what the others have ---
 
