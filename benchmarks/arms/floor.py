@@ -43,6 +43,8 @@ def main() -> None:
 
         async def serve(info: Any, reader: Any, writer: Any) -> None:
             await asyncio.gather(send(writer, share), receive(reader, share))
+            await send(writer, 1)
+            await reader.read()  # whoever closes first makes its daemon forget what is still on its way
             served.put_nowait(None)
 
         async def exchange() -> None:
@@ -50,7 +52,7 @@ def main() -> None:
 
             async def with_peer(peer_id: PeerID) -> None:
                 _, reader, writer = await swarm.p2p.call_binary_stream_handler(peer_id, NAME)
-                await asyncio.gather(send(writer, share), receive(reader, share))
+                await asyncio.gather(send(writer, share), receive(reader, share + 1))
                 writer.close()
 
             await asyncio.gather(*(with_peer(peer_id) for peer_id in others), *(served.get() for _ in others))

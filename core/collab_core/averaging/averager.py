@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +32,6 @@ LEAVING_GRACE_S = 4.0  # Ctrl-C in the middle of a round: finish it if that is q
 STOP_POLL_S = 0.25
 MIN_BYTES_PER_SECOND = 128 * 1024  # slower than this, a round is not worth waiting for
 MAX_TOLD = 1000
-MAX_THREADS = 2
 SERVING_S = 1.0
 GROUP_WAIT_S = 3.0  # a member's first part may overtake the leader's message that tells us of the group
 
@@ -120,8 +118,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._feedback = ErrorFeedback(num_values)
         self._buffers = Buffers(num_values)
         self._link = Link(bandwidth)
-        # few threads, busy ones: waking one for every part costs more than the part
-        self._threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="collab-average")
+        # one, busy: it keeps its scratch space warm, and the arithmetic is quicker than any link
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="collab-average")
         self._fail_at = fail_at
         self._rounds: dict[bytes, Reduction] = {}
         self._told: set[tuple[str, str]] = set()
@@ -273,7 +271,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             contribution=request.contribution,
             num_values=self.num_values,
             epoch=request.epoch,
-            tools=Tools(self._codec, draft, self._buffers, self._threads),
+            tools=Tools(self._codec, draft, self._buffers, self._thread),
             weight_cap=self._weight_cap,
             timeout_s=self._timeout_s,
             connect=self._connect,
@@ -309,6 +307,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         reduction = await self._find_round(bytes(hello.payload))
         if reduction is None:
             await stream.send(Frame(Kind.NO_GROUP))
+            await stream.finish(GROUP_WAIT_S)
         else:
             await reduction.serve(stream, remote)
 

@@ -37,7 +37,7 @@ class ErrorFeedback:
 
 
 class Draft:
-    """The error feedback of one round, as it would be if the round succeeded. Parts are handled by several threads."""
+    """The error feedback of one round, as it would be if the round succeeded."""
 
     def __init__(self, feedback: ErrorFeedback, lost: torch.Tensor) -> None:
         self._feedback, self._lost = feedback, lost

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from collab_core.averaging.shares import Load, divide
 
-PART_VALUES = 2**19  # 1 MiB of fp16: long enough to stream well, short enough that reducing begins soon
+MAX_PART_VALUES = 2**20  # 2 MiB of fp16: every part costs about half a millisecond, whatever its size
+MIN_PART_VALUES = 2**16
+MIN_PARTS = 8  # of a share, so that it is sent, reduced and sent back at the same time
 MAX_GATHER_BYTES = 2048
 GROUP_ID_BYTES = 16
 MAX_MEMBERS = 256
@@ -110,8 +112,9 @@ def close_group(group_id: bytes, leader: str, members: Sequence[Member]) -> Grou
 
 
 def split(start: int, stop: int) -> list[Part]:
-    """Cut a stretch into parts of at most PART_VALUES."""
-    return [Part(first, min(first + PART_VALUES, stop)) for first in range(start, stop, PART_VALUES)]
+    """Cut what a peer reduces into parts."""
+    size = min(max(math.ceil((stop - start) / MIN_PARTS), MIN_PART_VALUES), MAX_PART_VALUES)
+    return [Part(first, min(first + size, stop)) for first in range(start, stop, size)]
 
 
 def round_key(layout_hash: bytes, epoch: int, parent_root: str) -> bytes:

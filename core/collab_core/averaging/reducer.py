@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,15 +36,15 @@ class Tools:
     codec: Codec
     feedback: Draft
     buffers: Buffers
-    threads: ThreadPoolExecutor
+    thread: ThreadPoolExecutor
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do arithmetic off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *arguments)
 
 
 class PartSum:
-    """The weighted sum of one part. Its methods are the arithmetic, and run in threads; one at a time.
+    """The weighted sum of one part. Its methods are the arithmetic, all in one thread.
 
     It grows where what the codec loses of it will be, on top of what was lost before: both are in units of samples.
     """
@@ -56,7 +55,6 @@ class PartSum:
         self._own_weight = own_weight
         self._weight = 0.0
         self._has_begun = self._is_done = False
-        self._lock = threading.Lock()
 
     def add(self, payload: bytearray, weight: float, limit: float, tools: Tools) -> None:
         """Add a sender's values, unless one of them is not finite or larger than `limit`."""
@@ -69,17 +67,15 @@ class PartSum:
             raise Refused("has values that are not finite")
         if bound > limit:
             raise Refused(f"has values as large as {bound:.3g}")
-        with self._lock:
-            if self._is_done:
-                return  # it was given up before it came
-            self._begin(tools.feedback).add_(values, alpha=weight)
-            self._weight += weight
+        if self._is_done:
+            return  # it was given up before it came
+        self._begin(tools.feedback).add_(values, alpha=weight)
+        self._weight += weight
 
     def begin(self, feedback: Draft) -> None:
         """Take our own contribution in, so that its memory is free for the next one."""
-        with self._lock:
-            if not self._is_done:
-                self._begin(feedback)
+        if not self._is_done:
+            self._begin(feedback)
 
     def _begin(self, feedback: Draft) -> torch.Tensor:
         if not self._has_begun:
@@ -90,16 +86,15 @@ class PartSum:
 
     def finish(self, payload: bytearray, tools: Tools) -> None:
         """Encode the mean, once; the average is what everyone decodes from it."""
-        with self._lock:
-            total = self._begin(tools.feedback)
-            self._is_done = True
-            if self._weight == 0:
-                raise PartLost("no contribution to a part was left")
-            mean = torch.div(total, self._weight, out=tools.buffers.scratch("values", self._part.num_values))
-            if not tools.codec.encode(mean, payload, self._average):
-                raise PartLost("a part reduced here is not finite")
-            if not tools.codec.is_lossless:
-                tools.feedback.end_sum(self._part, self._average, self._weight)
+        total = self._begin(tools.feedback)
+        self._is_done = True
+        if self._weight == 0:
+            raise PartLost("no contribution to a part was left")
+        mean = torch.div(total, self._weight, out=tools.buffers.scratch("values", self._part.num_values))
+        if not tools.codec.encode(mean, payload, self._average):
+            raise PartLost("a part reduced here is not finite")
+        if not tools.codec.is_lossless:
+            tools.feedback.end_sum(self._part, self._average, self._weight)
 
 
 class Reducer:

@@ -225,14 +225,26 @@ class Reduction:
     async def serve(self, stream: PartStream, sender: str) -> None:
         """Take one member's parts and answer with the averages as they are done."""
         if self._is_over:
-            await stream.send(Frame(Kind.NO_GROUP))
+            await self._end(stream, Kind.NO_GROUP)
             return
         if sender not in self.group.peer_ids or sender in self._started:
             self._on_refused(sender, "sent to a round twice, or without being in its group")
-            await stream.send(Frame(Kind.REFUSED))
+            await self._end(stream, Kind.REFUSED)
             return
         self._started.add(sender)
         self._serving.add(sender)
+        try:
+            await self._end(stream, await self._answer(stream, sender))
+        finally:
+            self._serving.discard(sender)
+
+    async def _end(self, stream: PartStream, kind: Kind) -> None:
+        if kind is not Kind.END:  # whoever got all averages knows that this is the end
+            await stream.send(Frame(kind))
+        await stream.finish(self._timeout_s)
+
+    async def _answer(self, stream: PartStream, sender: str) -> Kind:
+        """Send the averages; returns how it ended."""
         receiving = asyncio.create_task(self._receive(stream, sender))
         try:
             for index in range(len(self._reducer.parts)):
@@ -240,20 +252,18 @@ class Reduction:
                 await asyncio.wait({result, receiving}, return_when=asyncio.FIRST_COMPLETED)
                 if receiving.done() and not receiving.result():
                     result.cancel()
-                    await stream.send(Frame(Kind.REFUSED))
-                    return
+                    return Kind.REFUSED
                 payload = await result
                 await stream.send(Frame(Kind.AVERAGE, payload=payload))
                 self.bytes_sent += len(payload)
-            if not await receiving:  # everything was averaged, then it sent more: it gets no good end either
-                await stream.send(Frame(Kind.REFUSED))
+            # if everything was averaged and then it sent more, it gets no good end either
+            return Kind.END if await receiving else Kind.REFUSED
         except PartLost:
-            await stream.send(Frame(Kind.LOST))
+            return Kind.LOST
         finally:
             if not receiving.done():
                 receiving.cancel()
                 self._lose(sender, "left in the middle of the round")
-            self._serving.discard(sender)
 
     async def _receive(self, stream: PartStream, sender: str) -> bool:
         """Take all parts of one sender. False if it was refused."""

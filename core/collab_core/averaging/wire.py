@@ -7,6 +7,7 @@ is a head of thirteen bytes and the payload as it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import struct
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from hivemind.p2p.p2p_daemon import P2P
 
 from collab_core.averaging.buffers import Buffers
 from collab_core.averaging.link import Link
+from collab_core.averaging.pipe import Pipe
 
 HEAD = struct.Struct(">BdI")
 PIECE_BYTES = 2**17  # what a socket takes at once: longer writes are copied by the event loop
@@ -54,9 +56,8 @@ class PartStream:
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, buffers: Buffers, link: Link
     ) -> None:
-        self._reader, self._writer = reader, writer
+        self._pipe = Pipe(reader, writer, link.download.count)
         self._buffers, self._link = buffers, link
-        writer.transport.set_write_buffer_limits(0)  # a payload that was sent is out of our memory: it can be reused
 
     @classmethod
     async def open(cls, p2p: P2P, peer_id: str, name: str, buffers: Buffers, link: Link) -> PartStream:
@@ -64,14 +65,12 @@ class PartStream:
         return cls(reader, writer, buffers, link)
 
     async def send(self, frame: Frame) -> None:
-        self._writer.write(HEAD.pack(frame.kind, frame.weight, len(frame.payload)))
+        await self._pipe.send(HEAD.pack(frame.kind, frame.weight, len(frame.payload)))
         view = memoryview(frame.payload)
         for start in range(0, len(view), PIECE_BYTES):
             piece = view[start : start + PIECE_BYTES]
-            self._writer.write(piece)
-            await self._writer.drain()
+            await self._pipe.send(piece)
             self._link.upload.count(len(piece))
-        await self._writer.drain()
 
     async def receive(self, num_bytes: int) -> Frame | None:
         """The next frame, whose payload has `num_bytes` or is empty; None if the stream ended.
@@ -81,30 +80,31 @@ class PartStream:
         Raises:
             BadFrame: the frame is of no known kind, or has another size; the stream is of no use any more.
         """
+        head = bytearray(HEAD.size)
         try:
-            kind, weight, size = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+            await self._pipe.fill(memoryview(head))
+            kind, weight, size = HEAD.unpack(head)
             if kind not in Kind.__members__.values():
                 raise BadFrame(f"a frame of the unknown kind {kind}")
             if size not in (0, num_bytes):
                 raise BadFrame(f"{size} bytes instead of {num_bytes}")
-            return Frame(Kind(kind), weight, await self._read(size))
-        except (asyncio.IncompleteReadError, ConnectionError):
+            payload = self._buffers.payload(size)
+            await self._pipe.fill(memoryview(payload))
+        except ConnectionError:
             return None
+        return Frame(Kind(kind), weight, payload)
 
-    async def _read(self, size: int) -> bytearray:
-        payload = self._buffers.payload(size)
-        view, position = memoryview(payload), 0
-        while position < size:
-            piece = await self._reader.read(size - position)
-            if not piece:
-                raise asyncio.IncompleteReadError(b"", size - position)
-            view[position : position + len(piece)] = piece
-            position += len(piece)
-            self._link.download.count(len(piece))
-        return payload
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until the other side, which has everything then, has closed the stream.
+
+        Whoever closes first makes its daemon reset the stream, and what is still on its way is lost. So the side that
+        sent last never does, and within its time whatever still comes is thrown away.
+        """
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._pipe.ended(), timeout_s)
 
     def close(self) -> None:
-        self._writer.close()
+        self._pipe.close()
 
 
 Handler = Callable[[PartStream, str], Awaitable[None]]
