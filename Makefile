@@ -30,7 +30,7 @@ lab-tools:  ## what tests/lab needs; without root those tests are skipped, and s
 	fi
 
 test: venv lint lab-tools
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 docs: venv
 	$(BIN)/mkdocs build --strict

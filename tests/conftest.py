@@ -11,6 +11,17 @@ import pytest
 from processes import PeerProcess, wait_until
 
 GONE_WITHIN_S = 5.0
+ONE_AT_A_TIME = (
+    "swarm",
+    "lab",
+)  # these tests keep a core busy with several processes; the rest runs beside them
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in ONE_AT_A_TIME:
+            item.add_marker(pytest.mark.xdist_group("swarm"))
 
 
 class SwarmOfProcesses:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import resource
 import time
 from collections.abc import Callable
 
 import torch
+from blake3 import blake3
 
 from benchmarks.averaging import NUM_ROUNDS, NUM_TENSORS, NUM_VALUES, SHAPE
 from benchmarks.team import Team
@@ -42,9 +42,9 @@ def measure_rounds(team: Team, run_round: Callable[[int], float | None], tensors
 
 
 def _digest(tensors: Tensors) -> str:
-    hasher = hashlib.blake2b(digest_size=16)
+    hasher = blake3()
     for tensor in tensors:
-        hasher.update(tensor.numpy().tobytes())
+        hasher.update(tensor.view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 
