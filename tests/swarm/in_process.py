@@ -78,7 +78,9 @@ class ToySwarm:
         self.folder, self.num_values, self.settings = folder, num_values, settings(codec)
         self.peers: list[ToyPeer] = []
 
-    def add(self, role: str = "trainer", *, client_mode: bool = False, kind: type = ExactAverager) -> ToyPeer:
+    def add(
+        self, role: str = "trainer", *, client_mode: bool = False, kind: type = ExactAverager, name: str = ""
+    ) -> ToyPeer:
         folder = StateFolder(self.folder / f"peer-{len(self.peers)}")
         events = EventLog(folder.events)
         addresses = tuple(peer.swarm.addresses[0] for peer in self.peers[:1])
@@ -87,6 +89,7 @@ class ToySwarm:
             host_maddrs=(LOOPBACK,),
             client_mode=client_mode,
             initial_peers=addresses,
+            name=name,
         )
         swarm = Swarm(config, folder, events)
         swarm.connect()

@@ -206,3 +206,10 @@ def test_the_round_waits_for_the_slow_but_not_for_ever(toys: ToySwarm) -> None:
         outcomes = [future.result(timeout=60) for future in futures]
     assert same_bits([outcome.average for outcome in outcomes])
     assert all(outcome.matchmaking_s < 20 for outcome in outcomes)
+
+
+def test_two_peers_of_one_name_are_told_apart(toys: ToySwarm) -> None:
+    first, second, third = (toys.add(name=name) for name in ("anna", "anna", "bert"))
+    toys.meet()
+    names = [third.swarm.name_of(peer.swarm.peer_id) for peer in (first, second, third)]
+    assert names == [f"anna-{first.swarm.peer_id[-4:]}", f"anna-{second.swarm.peer_id[-4:]}", "bert"]

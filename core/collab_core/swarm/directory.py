@@ -126,10 +126,11 @@ class Directory:
             return [peer for _, peer in sorted(self._peers.items()) if peer.expires > now]
 
     def name_of(self, peer_id: str) -> str:
-        """The name others know a peer by, also after it left."""
+        """The name others know a peer by, also after it left; if several go by it, with the end of its ID."""
         with self._lock:
-            found = self._peers.get(peer_id)
-        return found.record.name if found else self._record.name if peer_id == self.peer_id else friendly_name(peer_id)
+            names = {known: peer.record.name for known, peer in self._peers.items()} | {self.peer_id: self._record.name}
+        name = names.pop(peer_id, None) or friendly_name(peer_id)
+        return f"{name}-{peer_id[-4:]}" if name in names.values() else name
 
     def refresh(self, timeout_s: float = READ_TIMEOUT_S) -> None:
         """Read everyone's records now, instead of waiting for the next round of reading; late is better than never."""
