@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.record import Entry, Record
+from benchmarks.team import TeamFailed
+
+MAX_STARTS = 3
 
 Column = Callable[[list[Entry]], str]
 
@@ -35,13 +38,30 @@ class Suite:
                 for arm in self.arms:
                     if record.entries_of(arm=arm, size=size, repeat=repeat):
                         continue
-                    entry = self.measure(arm, size)
+                    entry = self._measure(arm, size)
                     record.add({"arm": arm, "size": size, "repeat": repeat, **entry})
                     print(f"{repeat + 1}/{num_repeats} {arm:<9} {size} {self.unit_of_size}: {entry['seconds']:.3f} s")
 
+    def _measure(self, arm: str, size: int) -> Entry:
+        """One measurement. A start that fails is made again, and counted."""
+        for num_failed in range(MAX_STARTS):
+            try:
+                return {**self.measure(arm, size), "failed_starts": num_failed}
+            except TeamFailed as error:
+                print(f"{arm:<9} {size} {self.unit_of_size}: {error}")
+        raise SystemExit(f"{arm} failed {MAX_STARTS} times in a row; its own words are above.")
+
     def table(self, record: Record) -> str:
         ratios = [f"× {arm}" for arm in self.compared_with]
-        headings = [self.unit_of_size, "arm", "seconds (median)", "best – worst", *ratios, *self.columns]
+        headings = [
+            self.unit_of_size,
+            "arm",
+            "seconds (median)",
+            "best – worst",
+            *ratios,
+            *self.columns,
+            "failed starts",
+        ]
         rows = [headings, ["---"] * len(headings)]
         for size in self.sizes:
             medians = {arm: statistics.median(record.seconds(arm, size)) for arm in self.arms}
@@ -55,6 +75,7 @@ class Suite:
                         f"{min(seconds):.3f} – {max(seconds):.3f}",
                         *(f"{medians[arm] / medians[other]:.2f}" for other in self.compared_with),
                         *(column(entries) for column in self.columns.values()),
+                        f"{sum(entry['failed_starts'] for entry in entries)} of {len(entries)}",
                     ]
                 )
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)

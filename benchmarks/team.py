@@ -13,25 +13,38 @@ from pathlib import Path
 from typing import Any
 
 PAUSE_S = 0.002
+POLL_S = 0.2
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
+class TeamFailed(Exception):
+    """One of the processes did not get to its end."""
+
+
 def run_team(module: str, arguments: list[str], num_processes: int, timeout_s: float) -> list[dict[str, Any]]:
-    """Run `python -m MODULE FOLDER RANK SIZE *arguments` once per rank; each prints one JSON document."""
+    """Run `python -m MODULE FOLDER RANK SIZE *arguments` once per rank; each prints one JSON document.
+
+    Raises:
+        TeamFailed: one failed, and the others were ended.
+    """
     with tempfile.TemporaryDirectory(prefix="collab-bench-") as folder:
         command = [sys.executable, "-m", module, folder]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-        workers = [
-            subprocess.Popen(
-                [*command, str(rank), str(num_processes), *arguments], stdout=subprocess.PIPE, env=environment
-            )
-            for rank in range(num_processes)
-        ]
+        outputs = [Path(folder) / f"output-{rank}" for rank in range(num_processes)]
+        workers = []
         try:
-            outputs = [worker.communicate(timeout=timeout_s)[0] for worker in workers]
+            for rank, path in enumerate(outputs):
+                with path.open("wb") as output:
+                    arguments_of_rank = [*command, str(rank), str(num_processes), *arguments]
+                    workers.append(subprocess.Popen(arguments_of_rank, stdout=output, env=environment))
+            deadline = time.monotonic() + timeout_s
+            while any(worker.poll() is None for worker in workers):
+                if any(worker.returncode for worker in workers) or time.monotonic() > deadline:
+                    raise TeamFailed(f"a process of {module} failed, or they took more than {timeout_s:.0f} s")
+                time.sleep(POLL_S)
             if any(worker.returncode for worker in workers):
-                raise SystemExit(f"A process of {module} failed; its own words are above.")
-            return [json.loads(output) for output in outputs]
+                raise TeamFailed(f"a process of {module} failed")
+            return [json.loads(path.read_text()) for path in outputs]
         finally:
             for worker in workers:
                 worker.kill()
