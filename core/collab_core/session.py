@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from collab_core.errors import Code, CollabError, ConfigError, StateError, SwarmError
+from collab_core.home import default_home
 from collab_core.run import Asset, AssetFolder, Invite, Prepare, RunFolder, difference, fingerprint, grant
 from collab_core.run.invite import MAX_PEERS
 from collab_core.run.manifest import Manifest, SignedManifest
 from collab_core.state.exchange import Exchange
-from collab_core.state.folder import StateFolder, default_home
+from collab_core.state.folder import StateFolder
 from collab_core.swarm import Swarm, SwarmConfig
 from collab_core.telemetry import EventLog
 

@@ -16,7 +16,8 @@ from collab_core.state.backup import read_backup, write_backup
 from collab_core.state.history import Standing, Tip, standing, winner
 from collab_core.state.layout import Layout
 from collab_core.state.replica import NO_PARENT, Replica
-from collab_core.state.tree import CHUNK_BYTES, BadTree, StateTree
+from collab_core.state.tensors import tree_of
+from collab_core.tree import CHUNK_BYTES, BadTree, StateTree
 
 RUN = "ab" * 32
 
@@ -40,7 +41,7 @@ def test_every_tensor_counts_and_nothing_else() -> None:
         if tensor.is_floating_point() and tensor.numel():
             changed = {**replica.tensors(), name: tensor.clone()}
             changed[name].view(-1)[-1] += 1
-            assert StateTree.of(changed).root != root, name
+            assert tree_of(changed).root != root, name
     replica.epoch += 1
     assert replica.freeze().root != root
     replica.epoch -= 1
@@ -131,7 +132,7 @@ def test_a_damaged_backup_is_refused_never_believed(tmp_path: Path) -> None:
             continue
         # only the peer's own notes (history, counters) may differ unseen; the state may not
         assert backup is not None
-        assert StateTree.of(backup.tensors).root == backup.root == make_replica().freeze().root
+        assert tree_of(backup.tensors).root == backup.root == make_replica().freeze().root
     for length in (0, 5, 40, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
         with pytest.raises(StateError):

@@ -3,6 +3,6 @@
 from collab_core.state.folder import StateFolder
 from collab_core.state.layout import Layout
 from collab_core.state.snapshot import Snapshot
-from collab_core.state.tree import StateTree
+from collab_core.tree import StateTree
 
 __all__ = ["Layout", "Snapshot", "StateFolder", "StateTree"]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgpack
-import numpy as np
 import torch
 
 from collab_core.errors import Code, StateError
 from collab_core.files import replace_file
 from collab_core.state.snapshot import Snapshot
-from collab_core.state.tree import DTYPES, BadTree, StateTree, tensor_bytes
+from collab_core.state.tensors import raw, tensor_from, tree_of
+from collab_core.tree import BadTree, StateTree
 
 MAGIC = b"collab state 1\n"
 
@@ -45,7 +44,7 @@ def write_backup(
             "counters": dict(counters),
         }
     )
-    tensors = (tensor_bytes(snapshot.tensors[entry.name]) for entry in snapshot.tree.entries)
+    tensors = (raw(snapshot.tensors[entry.name]).data for entry in snapshot.tree.entries)
     replace_file(path, (piece for part in ([MAGIC, struct.pack(">Q", len(header)), header], tensors) for piece in part))
 
 
@@ -74,15 +73,15 @@ def read_backup(path: Path, run_id: str) -> Backup | None:
         tree = StateTree.from_bytes(header["tree"], header["root"])
         offset, tensors = start + length, {}
         for entry in tree.entries:
-            dtype = DTYPES[entry.dtype]
-            array = np.frombuffer(data, np.uint8, count=entry.num_bytes, offset=offset)
-            count = math.prod(entry.shape)
-            tensors[entry.name] = torch.from_numpy(array.copy()).view(dtype)[:count].view(entry.shape)
+            piece = bytearray(memoryview(data)[offset : offset + entry.num_bytes])
+            if len(piece) != entry.num_bytes:
+                raise damaged
+            tensors[entry.name] = tensor_from(piece, entry.dtype, entry.shape)
             offset += entry.num_bytes
         history = {int(epoch): str(root) for epoch, root in header["history"]}
         counters = {str(key): int(value) for key, value in header["counters"].items()}
     except (OSError, ValueError, KeyError, TypeError, struct.error, BadTree, msgpack.UnpackException) as error:
         raise damaged from error
-    if StateTree.of(tensors).root != header["root"]:
+    if tree_of(tensors).root != header["root"]:
         raise damaged
     return Backup(tensors, header["root"], history, counters)

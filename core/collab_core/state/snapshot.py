@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from collab_core.state.tree import StateTree, split_chunks, tensor_bytes
+from collab_core.state.tensors import raw
+from collab_core.tree import StateTree, split_chunks
 
 
 class Snapshot:
@@ -15,10 +16,11 @@ class Snapshot:
     def __init__(self, epoch: int, tensors: Mapping[str, torch.Tensor]) -> None:
         self.epoch = epoch
         self.tensors = dict(tensors)
-        self.tree = StateTree.of(self.tensors)
+        bytes_of = {name: raw(tensor) for name, tensor in self.tensors.items()}
+        self.tree = StateTree.of(bytes_of)
         self._chunks: dict[bytes, memoryview] = {}
         for entry in self.tree.entries:
-            pieces = split_chunks(tensor_bytes(self.tensors[entry.name]))
+            pieces = split_chunks(bytes_of[entry.name].data)
             self._chunks.update(zip(entry.chunks, pieces, strict=True))
 
     @property

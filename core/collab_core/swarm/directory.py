@@ -14,7 +14,7 @@ from typing import Any
 
 from hivemind.utils.timed_storage import get_dht_time
 
-from collab_core.swarm.identity import Identity
+from collab_core.identity import Identity
 from collab_core.swarm.names import friendly_name
 from collab_core.swarm.reactor import Reactor
 from collab_core.swarm.record import PeerRecord, records_key, seal, unseal
@@ -118,6 +118,11 @@ class Directory:
                 await asyncio.wait_for(self._changed.wait(), timeout=HEARTBEAT_S)
 
     # --- hearing about others ---
+
+    @property
+    def identity(self) -> Identity:
+        """What we sign with."""
+        return self._identity
 
     def peers(self) -> list[Peer]:
         """Everybody else who is alive, by peer ID."""

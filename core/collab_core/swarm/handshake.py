@@ -14,7 +14,7 @@ import ssl
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from collab_core.swarm.identity import is_signed_by, peer_id_of
+from collab_core.identity import is_signed_by, peer_id_of
 
 PROTOCOLS = (b"/multistream/1.0.0\n", b"/tls/1.0.0\n")
 IDENTITY_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")

@@ -12,7 +12,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils.serializer import MSGPackSerializer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from collab_core.swarm.identity import Identity, is_signed_by
+from collab_core.identity import Identity, is_signed_by
 
 MAX_RECORD_BYTES = 8192
 MAX_LIFETIME_S = 120.0  # a record that claims to live longer is refused: ghosts would stay for ever

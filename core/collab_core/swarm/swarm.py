@@ -19,11 +19,11 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from collab_core import __version__
 from collab_core.errors import Code, ConfigError, RunError, SwarmError
+from collab_core.identity import Identity
 from collab_core.state.folder import MAX_REMEMBERED_PEERS, StateFolder
 from collab_core.swarm.addresses import ipv4_if_any, is_address_of, is_public, parse_address, peer_of, place_of, probe
 from collab_core.swarm.daemon import Daemon, free_port
 from collab_core.swarm.directory import Directory, Peer
-from collab_core.swarm.identity import Identity
 from collab_core.swarm.links import Links
 from collab_core.swarm.names import friendly_name
 from collab_core.swarm.presence import Presence

@@ -11,7 +11,7 @@ import torch
 
 from collab_core.errors import Code, TaskError
 from collab_core.state.layout import Layout
-from collab_core.state.tree import StateTree
+from collab_core.state.tensors import tree_of
 from collab_trainer.causal_lm.initialise import DEFAULT_STD, seeded
 from collab_trainer.causal_lm.tokenizer import Tokenizer
 from collab_trainer.options import did_you_mean
@@ -113,7 +113,7 @@ def checkpoint_gradients(model: torch.nn.Module) -> None:
 def model_root(model: torch.nn.Module) -> str:
     """Root of the parameters and buffers alone: the identity of published weights, whatever the optimizer."""
     layout = Layout.of(model)
-    return StateTree.of(layout.views(layout.read(model))).root
+    return tree_of(layout.views(layout.read(model))).root
 
 
 def _check_keys(fields: dict[str, Any], config_class: Any) -> None:

@@ -1,7 +1,7 @@
 """Identity of a state: 1 MiB chunks named by BLAKE3, tensors by their chunks, the root by names and tensors.
 
 chunk = blake3(raw bytes); tensor = blake3("T" ‖ dtype ‖ shape ‖ chunks); root = blake3("M" ‖ sorted (name, tensor)).
-Names stay outside the tensor's hash: equal tensors are equal whatever they are called.
+Names stay outside the tensor's hash: equal tensors are equal whatever they are called. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -13,17 +13,35 @@ from functools import cached_property
 from typing import Any
 
 import msgpack
-import torch
 from blake3 import blake3
 
 CHUNK_BYTES = 2**20
 MAX_TREE_BYTES = 64 * 2**20
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8}
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 
 
 class BadTree(Exception):
     """A tree that does not lead to the root it was asked for, or makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor as bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +53,13 @@ class TensorEntry:
     shape: tuple[int, ...]
     chunks: tuple[bytes, ...]
 
+    @classmethod
+    def of(cls, name: str, tensor: RawTensor) -> TensorEntry:
+        return cls(name, tensor.dtype, tensor.shape, tuple(blake3(c).digest() for c in split_chunks(tensor.data)))
+
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def digest(self) -> bytes:
         header = msgpack.packb([self.dtype, list(self.shape)])
@@ -51,8 +73,8 @@ class StateTree:
     entries: tuple[TensorEntry, ...]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> StateTree:
-        return cls(tuple(_entry(name, tensors[name]) for name in sorted(tensors)))
+    def of(cls, tensors: Mapping[str, RawTensor]) -> StateTree:
+        return cls(tuple(TensorEntry.of(name, tensors[name]) for name in sorted(tensors)))
 
     @cached_property
     def root(self) -> str:
@@ -96,7 +118,7 @@ class StateTree:
 def _parse_entry(item: Any) -> TensorEntry:
     name, dtype, shape, chunks = item
     entry = TensorEntry(name, dtype, tuple(shape), tuple(chunks))
-    if not isinstance(name, str) or dtype not in DTYPES or any(type(n) is not int or n < 0 for n in entry.shape):
+    if not isinstance(name, str) or dtype not in ITEM_BYTES or any(type(n) is not int or n < 0 for n in entry.shape):
         raise ValueError("not a tensor")
     if any(type(chunk) is not bytes or len(chunk) != 32 for chunk in entry.chunks):
         raise ValueError("not a chunk")
@@ -105,15 +127,5 @@ def _parse_entry(item: Any) -> TensorEntry:
     return entry
 
 
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The raw bytes of a contiguous CPU tensor, without a copy."""
-    return tensor.detach().reshape(-1).numpy().data.cast("B")
-
-
 def split_chunks(data: memoryview) -> Iterable[memoryview]:
     return (data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES))
-
-
-def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
-    chunks = tuple(blake3(chunk).digest() for chunk in split_chunks(tensor_bytes(tensor)))
-    return TensorEntry(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), chunks)
