@@ -73,9 +73,21 @@ class Parameter:
 
 def commands() -> dict[str, list[Parameter]]:
     """Every command with what it takes, in the order of the page."""
-    found = {info.name: info.callback for info in app.registered_commands}
-    assert sorted(found) == sorted(ORDER), "a command is missing from ORDER, or gone"
-    return {name: list(_parameters(found[name])) for name in ORDER}
+    found = _callbacks()
+    alone = [name for name in found if " " not in name]
+    assert sorted(alone) == sorted(ORDER), "a command is missing from ORDER, or gone"
+    ordered = [*ORDER, *(name for name in found if name not in ORDER)]
+    return {name: list(_parameters(found[name])) for name in ordered}
+
+
+def _callbacks() -> dict[str, Any]:
+    """Every command's function; those of a group as `group command`."""
+    found: dict[str, Any] = {str(info.name): info.callback for info in app.registered_commands}
+    for group in app.registered_groups:
+        inner = group.typer_instance
+        assert inner is not None
+        found |= {f"{inner.info.name} {info.name}": info.callback for info in inner.registered_commands}
+    return found
 
 
 def _parameters(callback: Any) -> Iterator[Parameter]:
@@ -89,7 +101,7 @@ def _parameters(callback: Any) -> Iterator[Parameter]:
 
 def cli_page() -> str:
     """One section per command."""
-    helps = {info.name: inspect.getdoc(info.callback) or "" for info in app.registered_commands}
+    helps = {name: inspect.getdoc(callback) or "" for name, callback in _callbacks().items()}
     lines = [
         "# Commands",
         NOTE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from collab_cli import aux, demo, new, publish_model, status, train
+from collab_cli import aux, demo, models, new, publish_model, status, train
 
 app = typer.Typer(
     name="collab",
@@ -21,6 +21,7 @@ app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("publish-model")(publish_model.publish_model)
+app.add_typer(models.app)
 
 
 def _print_version(value: bool) -> None:

@@ -34,6 +34,12 @@ class Code(Enum):
     NO_STATE = (303, "No peer could give us the model's state")
     BAD_BACKUP = (304, "The backup on disk is damaged")
     NO_ASSETS = (305, "Nobody could give us the files of the run's model")
+    ARCHIVE_UNWRITABLE = (311, "The archive cannot be opened or written")
+    NO_VERSION = (312, "The archive has no such version")
+    DAMAGED_VERSION = (313, "A version in the archive is damaged")
+    CANNOT_RECOVER = (314, "The recovered model cannot be written")
+    BAD_CHECKPOINT = (315, "The checkpoint cannot be read")
+    NO_ARCHIVE = (316, "There is no archive here, or more than one")
     UNKNOWN_TASK = (401, "The run's task is not known here")
     BAD_TASK_OPTION = (402, "An option of the task is not allowed")
     NO_DEVICE = (403, "The requested device is not available")
@@ -94,6 +100,12 @@ class SwarmError(CollabError):
 
 class StateError(CollabError):
     """The state folder, a backup or a state download is not usable."""
+
+    exit_code = 2
+
+
+class ArchiveError(CollabError):
+    """The archive of versions cannot do what it was asked for."""
 
     exit_code = 2
 

@@ -1,0 +1,126 @@
+"""Packs: files that hold encoded tensors and, at their end, a table of what they hold.
+
+A pack is written beside, synced and moved into place, and never changed afterwards. It is named by the hash of its
+table, which has the hash of everything in it: whoever reads from a pack knows whether it reads what was written.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+from blake3 import blake3
+
+from collab_core.archive.encoding import Kind
+from collab_core.files import Buffer, replace_file
+
+MAGIC = b"collab pack 1\n"
+TAIL = struct.Struct(">Q32s")  # size of the table, its hash
+MAX_TABLE_BYTES = 2**26
+SUFFIX = ".pack"
+
+
+class BadPack(Exception):
+    """A pack whose bytes are not those that were written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One encoded tensor in a pack."""
+
+    tensor: bytes
+    """Its identity: what it decodes to, whatever the encoding."""
+    kind: Kind
+    base: bytes | None
+    """Of a difference: the tensor it is added to."""
+    start: int
+    size: int
+    digest: bytes
+    """Of the encoded bytes: nothing is decoded before they are known to be the right ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewItem:
+    """What is to be written."""
+
+    tensor: bytes
+    kind: Kind
+    base: bytes | None
+    pieces: Iterable[Buffer]
+
+
+def write_pack(folder: Path, items: Iterable[NewItem]) -> tuple[str, list[Item]]:
+    """Write a pack; its name and its table. The items are taken one by one, so they need not fit into memory."""
+    beside = folder / f".new-{os.urandom(4).hex()}.tmp"
+    table: list[Item] = []
+
+    def content() -> Iterator[Buffer]:
+        yield MAGIC
+        start = len(MAGIC)
+        for item in items:
+            hasher, size = blake3(), 0
+            for piece in item.pieces:
+                hasher.update(piece)
+                size += len(piece)
+                yield piece
+            table.append(Item(item.tensor, item.kind, item.base, start, size, hasher.digest()))
+            start += size
+        packed = _pack_table(table)
+        yield packed
+        yield TAIL.pack(len(packed), blake3(packed).digest())
+
+    try:
+        replace_file(beside, content())
+        name = blake3(_pack_table(table)).hexdigest()
+        os.replace(beside, folder / f"{name}{SUFFIX}")
+    finally:
+        beside.unlink(missing_ok=True)
+    return name, table
+
+
+def read_table(path: Path) -> list[Item]:
+    """What a pack holds.
+
+    Raises:
+        BadPack: it is damaged, or not a pack.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL.size))
+            length, digest = TAIL.unpack(file.read(TAIL.size))
+            if length > min(size, MAX_TABLE_BYTES):
+                raise BadPack("its table is cut off")
+            file.seek(size - TAIL.size - length)
+            packed = file.read(length)
+    except (OSError, struct.error, ValueError) as error:
+        raise BadPack(f"it cannot be read ({type(error).__name__})") from error
+    if blake3(packed).digest() != digest or blake3(packed).hexdigest() != path.stem:
+        raise BadPack("its table is damaged")
+    rows = msgpack.unpackb(packed)  # the hash is right, so this is what we wrote
+    return [Item(tensor, Kind(kind), base, *rest) for tensor, kind, base, *rest in rows]
+
+
+def read_item(path: Path, item: Item) -> memoryview:
+    """The encoded bytes of one tensor.
+
+    Raises:
+        BadPack: they are not what was written.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(item.start)
+            data = file.read(item.size)
+    except OSError as error:
+        raise BadPack(f"it cannot be read ({error.strerror})") from error
+    if blake3(data).digest() != item.digest:
+        raise BadPack("its bytes are damaged")
+    return memoryview(data)
+
+
+def _pack_table(items: list[Item]) -> bytes:
+    return bytes(msgpack.packb([[i.tensor, int(i.kind), i.base, i.start, i.size, i.digest] for i in items]))

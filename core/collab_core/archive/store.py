@@ -1,0 +1,130 @@
+"""Tensors on disk by their identity: written once, read along a chain of differences, checked at the end."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from collab_core.archive.encoding import BadEncoding, Kind, decode_into, encode
+from collab_core.archive.index import Index, Place
+from collab_core.archive.packs import SUFFIX, BadPack, NewItem, read_item, write_pack
+from collab_core.tree import RawTensor, TensorEntry
+
+MAX_CHAIN = 64  # what is read; what is written is much shorter
+
+
+class Damaged(Exception):
+    """A tensor of which no encoding leads to the right bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor in memory, and which one it is."""
+
+    tensor: bytes
+    data: bytearray
+
+
+class Store:
+    """The packs of an archive and their index."""
+
+    def __init__(self, folder: Path) -> None:
+        self._packs = folder / "packs"
+        self._packs.mkdir(parents=True, exist_ok=True)
+        self.index = Index(folder / "index.sqlite", self._packs)
+
+    def path(self, pack: str) -> Path:
+        return self._packs / f"{pack}{SUFFIX}"
+
+    def places(self, tensor: bytes) -> list[Place]:
+        """Every encoding of a tensor. An index that cannot answer is made anew."""
+        try:
+            return self.index.places(tensor)
+        except (sqlite3.Error, ValueError, TypeError):
+            self.index.rebuild()
+            return self.index.places(tensor)
+
+    def has(self, tensor: bytes) -> bool:
+        return next(self.chains(tensor), None) is not None
+
+    def read(self, entry: TensorEntry, held: Held | None = None) -> bytearray:
+        """A tensor's bytes, proven to be the right ones.
+
+        Args:
+            entry: which one.
+            held: another tensor in memory. If the wanted one is a difference to it, the chain is not walked again, and
+                its memory becomes the wanted tensor's.
+
+        Raises:
+            Damaged: there is no way to it.
+        """
+        tensor = entry.digest()
+        faults: list[str] = []
+        for is_second_try in (False, True):
+            if is_second_try:  # perhaps only the index is wrong, or a pack was replaced while we read
+                self.index.rebuild()
+            for chain in self._chains(tensor, frozenset(), held):
+                try:
+                    return self._decode(entry, chain, held)
+                except (BadPack, BadEncoding) as error:
+                    if held is not None:  # its memory may be half changed
+                        return self.read(entry)
+                    faults.append(str(error))
+        raise Damaged(faults[0] if faults else "it is in no pack")
+
+    def chains(self, tensor: bytes) -> Iterator[list[Place]]:
+        """Every way to a tensor."""
+        return self._chains(tensor, frozenset())
+
+    def _chains(self, tensor: bytes, seen: frozenset[bytes], held: Held | None = None) -> Iterator[list[Place]]:
+        """Every way to a tensor: whole ones first, then differences to what can be reached."""
+        if held is not None and held.tensor == tensor:
+            yield []
+        if len(seen) >= MAX_CHAIN:
+            return
+        for place in sorted(self.places(tensor), key=lambda place: place.item.kind):
+            if place.item.kind is not Kind.DELTA:
+                yield [place]
+            elif place.item.base is not None and place.item.base not in seen | {tensor}:
+                for chain in self._chains(place.item.base, seen | {tensor}, held):
+                    yield [*chain, place]
+
+    def _decode(self, entry: TensorEntry, chain: list[Place], held: Held | None) -> bytearray:
+        starts_whole = bool(chain) and chain[0].item.kind is not Kind.DELTA
+        data = bytearray(entry.num_bytes) if starts_whole or held is None else held.data
+        for place in chain:
+            decode_into(place.item.kind, entry.dtype, read_item(self.path(place.pack), place.item), data)
+        if TensorEntry.of("", RawTensor(entry.dtype, entry.shape, memoryview(data))).digest() != entry.digest():
+            raise BadEncoding("it does not decode to the right bytes")
+        return data
+
+    def write(self, items: Iterable[NewItem]) -> list[Place]:
+        """Put tensors into a new pack; nothing is written if there are none."""
+        listed = iter(items)
+        first = next(listed, None)
+        if first is None:
+            return []
+        name, table = write_pack(self._packs, (item for part in ([first], listed) for item in part))
+        self.index.forget(name)
+        self.index.add(name, self.path(name).stat().st_size, table)
+        return [Place(item, name) for item in table]
+
+    def drop(self, pack: str) -> None:
+        """Delete a pack."""
+        self.path(pack).unlink(missing_ok=True)
+        self.index.forget(pack)
+
+    def clean(self) -> None:
+        """Delete what a writer that was killed left behind."""
+        for path in self._packs.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.index.close()
+
+
+def whole(tensor: bytes, raw: RawTensor, kind: Kind) -> NewItem:
+    """A tensor that needs no other."""
+    return NewItem(tensor, kind, None, encode(kind, raw.dtype, raw.data))
