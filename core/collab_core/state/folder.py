@@ -5,21 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 from pathlib import Path
 
 from collab_core.errors import Code, StateError
 from collab_core.files import replace_file
 
 MAX_REMEMBERED_PEERS = 32
-
-
-def default_home() -> Path:
-    """Where this machine keeps its runs, unless a flag says otherwise."""
-    if home := os.environ.get("COLLAB_HOME"):
-        return Path(home)
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "collab"
 
 
 class StateFolder:
@@ -72,6 +63,16 @@ class StateFolder:
     @property
     def backup(self) -> Path:
         return self.path / "backup.collab"
+
+    @property
+    def download(self) -> Path:
+        """Chunks of a state that is being fetched."""
+        return self.path / "download.chunks"
+
+    @property
+    def archive(self) -> Path:
+        """Every version of the model, at an auxiliary."""
+        return self.path / "archive"
 
     @property
     def data(self) -> Path:
