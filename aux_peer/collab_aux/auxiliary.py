@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+from collab_aux.archivist import Archivist
 from collab_core.averaging import RoundRequest
 from collab_core.peer import Peer
 
@@ -13,6 +15,13 @@ NEWS_S = 2.0  # after a round somebody publishes what came of it, or everyone tr
 
 class Auxiliary(Peer):
     """A peer without a GPU that reduces for others, keeps and serves the state, and watches the run."""
+
+    def __init__(self, **peer: Any) -> None:
+        super().__init__(**peer)
+        self._archivist: Archivist | None = None
+        if self.config.is_active and self.settings.checkpoints.every:
+            self._archivist = Archivist(peer["session"], self._trainers_loss)
+            self.holding.on_snapshot = self._archivist.offer
 
     def run(self) -> None:
         """Help until stopped; `enter` comes first."""
@@ -24,6 +33,17 @@ class Auxiliary(Peer):
                     self.assist()
         finally:
             self.leave()
+
+    def leave(self) -> None:
+        super().leave()
+        if self._archivist is not None:
+            self._archivist.close()
+
+    def _trainers_loss(self) -> float | None:
+        losses = [
+            p.record.loss for p in self.outlook.others() if p.record.role == "trainer" and p.record.loss is not None
+        ]
+        return sum(losses) / len(losses) if losses else None
 
     def run_epoch(self) -> None:
         """Average (sending nothing), update, verify: each epoch's state without downloading it."""

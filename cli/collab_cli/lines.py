@@ -42,6 +42,9 @@ def describe(event: dict[str, Any]) -> str | None:
             )
         case "assisted":
             return f"epoch {event['epoch']:>4}  reduced for {escape(', '.join(event['members']))}"
+        case "fetching":
+            done, total, rate = (event[key] / 1e6 for key in ("bytes", "total_bytes", "bytes_per_second"))
+            return f"Fetching the state: {done:.0f} of {total:.0f} MB, {rate:.1f} MB/s from {event['donors']} peers"
         case "resynced":
             donors = escape(", ".join(event["donors"]))
             return (
@@ -66,6 +69,8 @@ def describe(event: dict[str, Any]) -> str | None:
             return f"[yellow]Could not fetch from {name}: {reason}[/yellow]"
         case "backup_failed":
             return f"[red]The backup of epoch {event['epoch']} could not be written: {reason}[/red]"
+        case "archive_failed":
+            return f"[red]Epoch {event['epoch']} is not in the archive: {reason}[/red]"
         case "backup_damaged":
             return f"[red]{escape(str(event['detail']))}[/red] It was put aside."
         case "settings_synced":

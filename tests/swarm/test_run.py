@@ -177,6 +177,10 @@ def test_a_stopped_run_resumes_where_it_was(swarm: SwarmOfProcesses, tmp_path: P
     assert aux.stop() == 0
     left = aux.wait_for("left")
     num_events = len(aux.events())
+    kept = json.loads(collab("models", "log", "--json", "--state-dir", str(aux.state_dir)).stdout)["versions"]
+    assert [row["epoch"] for row in kept] == list(range(left["epoch"], -1, -1))
+    assert {row["epoch"]: row["root"] for row in kept if row["epoch"]} == aux.roots()
+    assert collab("models", "verify", "--state-dir", str(aux.state_dir)).returncode == 0
     again = swarm.aux(run)
     assert again.wait_for("restored", after=num_events)["root"] == left["root"]
     after = len(trainer.events())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from collab_core.identity import Identity, peer_id_of
 from collab_core.swarm.addresses import (
     best_first,
     dialable,
@@ -13,7 +14,6 @@ from collab_core.swarm.addresses import (
     source_towards,
     without_loopback,
 )
-from collab_core.swarm.identity import Identity, peer_id_of
 from collab_core.swarm.reachability import Answer, verdict
 
 RELAY = "12D3KooWG1RzQ91mB2unQZ7c6hTpdprbeyGMqYLKLoy5p4PM4Pb7"

@@ -92,6 +92,15 @@ class LimitSettings(Section):
     """The run ends after this many epochs; 0 means it has no end."""
 
 
+class CheckpointSettings(Section):
+    """What auxiliary peers keep of the run."""
+
+    every: Annotated[int, Field(ge=0)] = 1
+    """Epochs between two versions in the archive; 0 keeps none."""
+    keep: Annotated[int, Field(ge=1)] = 20
+    """Newest versions that are kept; of older ones, every 10th and every 100th epoch."""
+
+
 class RunSettings(Section):
     """One whole run file."""
 
@@ -103,6 +112,7 @@ class RunSettings(Section):
     strategy: StrategySettings = Field(default_factory=StrategySettings)
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
+    checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
 
     @model_validator(mode="after")
     def _combinations(self) -> RunSettings:

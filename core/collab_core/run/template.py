@@ -108,6 +108,10 @@ final_lr_fraction = 0.1           # final learning rate, as a part of lr
 [limits]
 max_samples_per_peer = 4096       # most that one peer may add to an epoch: its greatest weight
 max_epochs = 0                    # the run ends after so many; 0 means it has no end
+
+[checkpoints]
+every = 1                         # epochs between two versions in an auxiliary's archive; 0 keeps none
+keep = 20                         # newest versions that stay; of older ones, every 10th and 100th epoch
 """
 
 
