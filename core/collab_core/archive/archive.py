@@ -125,7 +125,8 @@ class Archive:
         try:
             with (self.folder / "lock").open("a+b") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                self.store.clean()
+                for left_behind in self.folder.rglob(".*.tmp"):  # by a writer that was killed
+                    left_behind.unlink(missing_ok=True)
                 yield
         except OSError as error:
             raise ArchiveError(
@@ -244,6 +245,9 @@ class Archive:
 
     def _settle(self, versions: list[Version]) -> None:
         self._age_steps(versions)
+        self._sweep(versions)
+
+    def _sweep(self, versions: list[Version]) -> None:
         sweep(self.store, _lines(versions), [version for version in versions if version.is_variant])
 
     def _age_steps(self, versions: list[Version]) -> None:
@@ -318,9 +322,11 @@ class Archive:
                 self._path(version.root).unlink(missing_ok=True)
                 self._known.pop(version.root, None)
             versions = self.versions()
-            for line in _lines(versions):
-                self._rebase(line)
-            self._settle(versions)
+            self._sweep(versions)  # on a full disk this comes first, and may be all there is room for
+            with contextlib.suppress(OSError):
+                for line in _lines(versions):
+                    self._rebase(line)
+                self._settle(versions)
         return dropped
 
     def _rebase(self, line: list[Version]) -> None:

@@ -116,11 +116,6 @@ class Store:
         self.path(pack).unlink(missing_ok=True)
         self.index.forget(pack)
 
-    def clean(self) -> None:
-        """Delete what a writer that was killed left behind."""
-        for path in self._packs.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
-
     def close(self) -> None:
         self.index.close()
 

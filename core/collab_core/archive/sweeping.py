@@ -42,7 +42,7 @@ def _keep_only(store: Store, pack: str, live: Sequence[Place]) -> None:
         store.write(
             NewItem(p.item.tensor, p.item.kind, p.item.base, [read_item(store.path(pack), p.item)]) for p in live
         )
-    except BadPack:
+    except (BadPack, OSError):  # it is damaged, or there is no room: then it stays as it is
         return
     store.drop(pack)
 
