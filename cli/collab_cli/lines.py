@@ -42,9 +42,6 @@ def describe(event: dict[str, Any]) -> str | None:
             )
         case "assisted":
             return f"epoch {event['epoch']:>4}  reduced for {escape(', '.join(event['members']))}"
-        case "fetching":
-            done, total, rate = (event[key] / 1e6 for key in ("bytes", "total_bytes", "bytes_per_second"))
-            return f"Fetching the state: {done:.0f} of {total:.0f} MB, {rate:.1f} MB/s from {event['donors']} peers"
         case "resynced":
             donors = escape(", ".join(event["donors"]))
             return (

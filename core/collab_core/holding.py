@@ -15,14 +15,12 @@ from collab_core.outlook import Outlook
 from collab_core.session import Session
 from collab_core.state.backup import read_backup, write_backup
 from collab_core.state.claims import is_trusted
-from collab_core.state.download import Progress
 from collab_core.state.history import Standing, Tip, standing
 from collab_core.state.replica import Replica
 from collab_core.state.snapshot import Snapshot
 from collab_core.swarm.record import MAX_COUNT
 
 CATCH_UP_PAUSE_S = 0.3
-PROGRESS_S = 2.0
 
 
 class Holding:
@@ -57,7 +55,6 @@ class Holding:
         self._backup_every, self._on_change = backup_every, on_change
         self._backed_up = -1
         self._built: Snapshot | None = None
-        self._told_progress = time.monotonic()
         self._snapshot: Future[Snapshot] | None = None
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collab-verify")
 
@@ -224,15 +221,7 @@ class Holding:
         assert own is not None, "begin() comes first"
         start = time.monotonic()
         donors = self._outlook.donors(best)
-        fetched = self._session.exchange.fetch_state(
-            best.root,
-            donors,
-            own,
-            self._session.folder.download,
-            self._stop,
-            on_bad_donor=self._on_bad_donor,
-            on_progress=self._tell_progress,
-        )
+        fetched = self._session.exchange.fetch_state(best.root, donors, own, self._on_bad_donor, self._stop)
         if fetched is None:
             return False
         if fault := self._fault(best, fetched.tensors, fetched.history):
@@ -267,19 +256,6 @@ class Holding:
         if mine.is_trusted and not best.is_trusted and history.get(mine.epoch) != mine.root:
             return "is ahead of the organiser's auxiliary on another history"
         return ""
-
-    def _tell_progress(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if now - self._told_progress < PROGRESS_S:
-            return
-        self._told_progress = now
-        self._events.write(
-            "fetching",
-            bytes=progress.num_bytes,
-            total_bytes=progress.total_bytes,
-            bytes_per_second=round(progress.bytes_per_second),
-            donors=progress.donors,
-        )
 
     def _on_bad_donor(self, peer_id: str, reason: str) -> None:
         self._events.write("donor_failed", peer_id=peer_id, name=self._swarm.name_of(peer_id), reason=reason)

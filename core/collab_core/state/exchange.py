@@ -9,32 +9,36 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
 
 import msgpack
 import torch
+from blake3 import blake3
 from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from collab_core.errors import CollabError
 from collab_core.run.assets import Asset
 from collab_core.run.manifest import SignedManifest
-from collab_core.state.download import MESSAGE_TIMEOUT_S, MIN_BYTES_PER_SECOND, Donor, DonorFailed, Download, Progress
-from collab_core.state.pool import ChunkPool
 from collab_core.state.replica import MAX_HISTORY
 from collab_core.state.snapshot import Snapshot
 from collab_core.state.tensors import tensor_from
-from collab_core.state.throttle import Throttle
 from collab_core.swarm.swarm import Swarm
 from collab_core.tree import CHUNK_BYTES, BadTree, StateTree
 
 NAMESPACE = "collab"  # not the run's hash: a joiner asks for the manifest before it knows it
+MESSAGE_TIMEOUT_S = 15.0
+MAX_CHUNKS_PER_REQUEST = 64
+MIN_BYTES_PER_SECOND = 64 * 1024  # a donor slower than this is set aside
 NUM_SNAPSHOTS = 2  # a newcomer may still be fetching the last epoch's state when the next one is there
 MAX_SNAPSHOTS = 4  # and if it is slow, the state it asked for is kept a little longer
 PIN_S = 60.0
 MAX_HISTORY_BYTES = 2**20
 STOP_POLL_S = 0.2
+
+
+class DonorFailed(Exception):
+    """A donor could not, or would not, give what it promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,6 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         self._history: Mapping[int, str] = {}
         self._manifest = b""
         self._assets: Mapping[bytes, bytes] = {}
-        self.throttle = Throttle()
         swarm.reactor.run(self._listen(), timeout_s=10)
 
     async def _listen(self) -> None:
@@ -109,13 +112,16 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         for start in range(0, len(data), CHUNK_BYTES):
             yield BytesValue(value=data[start : start + CHUNK_BYTES])
 
-    async def rpc_chunk(self, request: BytesValue, context: P2PContext) -> BytesValue:
-        """A chunk of a state we hold, by its hash; nothing if we do not have it."""
-        chunk = next((found for one in self._snapshots if (found := one.chunk(request.value)) is not None), None)
-        if chunk is None:
-            return BytesValue()
-        await self.throttle.pass_through(len(chunk))
-        return BytesValue(value=bytes(chunk))
+    async def rpc_chunks(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
+        """The chunks asked for, in order; the stream ends at the first one we lack."""
+        digests = msgpack.unpackb(request.value)
+        if not isinstance(digests, list) or len(digests) > MAX_CHUNKS_PER_REQUEST:
+            return
+        for digest in digests:
+            chunk = next((found for one in self._snapshots if (found := one.chunk(digest)) is not None), None)
+            if chunk is None:
+                return
+            yield BytesValue(value=bytes(chunk))
 
     # --- getting ---
 
@@ -171,25 +177,21 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         root: str,
         donors: Sequence[str],
         own: Snapshot,
-        pool: Path,
-        stop: threading.Event,
-        *,
         on_bad_donor: Callable[[str, str], None],
-        on_progress: Callable[[Progress], None] = lambda progress: None,
+        stop: threading.Event,
     ) -> Fetched | None:
-        """Fetch the chunks of a state that we lack, from everyone who has them.
+        """Fetch the chunks of a state that we lack, from one donor after the other.
+
+        A donor that dies or lies costs what was in flight; the next one goes on from there.
 
         Args:
             root: of the state to get.
             donors: who claims to hold it, best first.
             own: what we have: its chunks are reused, and the state we get must have the same tensors.
-            pool: where chunks are kept until all are there; an interrupted download goes on from it.
-            stop: gives up when set.
             on_bad_donor: told who failed us, and how.
-            on_progress: told after every chunk.
+            stop: gives up when set.
         """
-        fetching = self._fetch_state(root, donors, own, ChunkPool(pool), on_bad_donor, on_progress)
-        future = self._swarm.reactor.spawn(fetching)
+        future = self._swarm.reactor.spawn(self._fetch_state(root, donors, own, on_bad_donor))
         while not concurrent.futures.wait([future], timeout=STOP_POLL_S).done:
             if stop.is_set():
                 future.cancel()
@@ -197,53 +199,33 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         return future.result()
 
     async def _fetch_state(
-        self,
-        root: str,
-        donors: Sequence[str],
-        own: Snapshot,
-        pool: ChunkPool,
-        on_bad_donor: Callable[[str, str], None],
-        on_progress: Callable[[Progress], None],
+        self, root: str, donors: Sequence[str], own: Snapshot, on_bad_donor: Callable[[str, str], None]
     ) -> Fetched | None:
-        good = list(donors)
-
-        def set_aside(donor: str, reason: str) -> None:
-            good.remove(donor)
-            on_bad_donor(donor, reason)
-
-        try:
-            found = await self._fetch_any_tree(donors, root, own, set_aside)
-            if found is None:
-                return None
-            tree, history = found
-            sizes = {d: n for d, n in tree.chunk_sizes().items() if own.chunk(d) is None and d not in pool}
-            download = Download(sizes, self._ask, pool.add, set_aside, on_progress)
-            helped = await download.run([Donor(donor) for donor in good])
-            if download.missing:
-                return None
-            chunks: Mapping[bytes, memoryview] = pool.chunks()
-            mine = {digest: chunk for digest in tree.chunk_sizes() if (chunk := own.chunk(digest)) is not None}
-            tensors = _assemble(tree, {**chunks, **mine})
-            pool.clear()
-        finally:
-            pool.close()
-        return Fetched(tensors, history, download.progress.num_bytes + download.wasted_bytes, tuple(helped))
-
-    async def _fetch_any_tree(
-        self, donors: Sequence[str], root: str, own: Snapshot, set_aside: Callable[[str, str], None]
-    ) -> tuple[StateTree, dict[int, str]] | None:
+        tree: StateTree | None = None
+        history: dict[int, str] = {}
+        chunks: dict[bytes, bytes | memoryview] = {}
+        num_bytes, helped = 0, []
         for donor in donors:
             try:
-                return await self._fetch_tree(donor, root, own)
+                if tree is None:
+                    tree, history = await self._fetch_tree(donor, root, own)
+                    for digest in tree.chunk_sizes():
+                        if (mine := own.chunk(digest)) is not None:
+                            chunks[digest] = mine
+                sizes = tree.chunk_sizes()
+                missing = [digest for digest in sizes if digest not in chunks]
+                for start in range(0, len(missing), MAX_CHUNKS_PER_REQUEST):
+                    wanted = {digest: sizes[digest] for digest in missing[start : start + MAX_CHUNKS_PER_REQUEST]}
+                    async for digest, chunk in self._chunks(donor, wanted):
+                        chunks[digest] = chunk
+                        num_bytes += len(chunk)
+                helped.append(donor)
+                return Fetched(_assemble(tree, chunks), history, num_bytes, tuple(helped))
             except DonorFailed as error:
-                set_aside(donor, str(error))
+                on_bad_donor(donor, str(error))
             except Exception as error:  # noqa: BLE001 - a stranger's bytes: whatever they break, only this donor is lost
-                set_aside(donor, f"the connection broke ({type(error).__name__})")
+                on_bad_donor(donor, f"the connection broke ({type(error).__name__})")
         return None
-
-    async def _ask(self, donor: str, digest: bytes) -> bytes:
-        reply = await self._stub_of(donor).rpc_chunk(BytesValue(value=digest))
-        return bytes(reply.value)
 
     async def _fetch_tree(self, donor: str, root: str, own: Snapshot) -> tuple[StateTree, dict[int, str]]:
         own_size = len(own.tree.to_bytes())
@@ -261,6 +243,19 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         if tree.shapes() != own.tree.shapes():
             raise DonorFailed("sent the state of another model")
         return tree, _read_history(pieces[0])
+
+    async def _chunks(self, donor: str, sizes: Mapping[bytes, int]) -> AsyncIterator[tuple[bytes, bytes]]:
+        digests = list(sizes)
+        received = 0
+        async for chunk in self._stream(donor, "rpc_chunks", msgpack.packb(digests), sum(sizes.values())):
+            if received == len(digests) or len(chunk) != sizes[digests[received]]:
+                raise DonorFailed("sent bytes of the wrong size")
+            if blake3(chunk).digest() != digests[received]:
+                raise DonorFailed("sent bytes that do not match their hash")
+            yield digests[received], chunk
+            received += 1
+        if received < len(digests):
+            raise DonorFailed("no longer holds that state")
 
     async def _stream(self, donor: str, method: str, request: bytes, num_bytes: int) -> AsyncIterator[bytes]:
         """A donor's answer, which may neither fall silent nor trickle."""
@@ -289,7 +284,7 @@ def _read_history(data: bytes) -> dict[int, str]:
     return dict(sorted(history.items())[-MAX_HISTORY:])
 
 
-def _assemble(tree: StateTree, chunks: Mapping[bytes, memoryview]) -> dict[str, torch.Tensor]:
+def _assemble(tree: StateTree, chunks: Mapping[bytes, bytes | memoryview]) -> dict[str, torch.Tensor]:
     return {
         entry.name: tensor_from(bytearray().join(chunks[digest] for digest in entry.chunks), entry.dtype, entry.shape)
         for entry in tree.entries

@@ -65,11 +65,6 @@ class StateFolder:
         return self.path / "backup.collab"
 
     @property
-    def download(self) -> Path:
-        """Chunks of a state that is being fetched."""
-        return self.path / "download.chunks"
-
-    @property
     def archive(self) -> Path:
         """Every version of the model, at an auxiliary."""
         return self.path / "archive"
