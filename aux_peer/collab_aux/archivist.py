@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import sqlite3
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 
 from collab_core.archive import Archive, Keep, Provenance
@@ -14,7 +16,7 @@ from collab_core.state.snapshot import Snapshot
 from collab_core.state.tensors import raw
 
 MAX_WAITING = 4  # states in memory that are not on disk yet
-CLOSING_S = 8.0
+CLOSING_S = 1.5  # twice: a peer that is asked to leave does so within ten seconds, and a save may be cut anywhere
 PACKAGES = ("collab-train", "torch", "numpy")
 
 Facts = Mapping[str, object]
@@ -56,17 +58,20 @@ class Archivist:
             self._tell_failure(snapshot.epoch, "the disk is slower than the run")
 
     def _run(self) -> None:
-        try:
-            self._archive.settle()
-        except ArchiveError as error:
-            self._tell_failure(-1, error.message)
+        self._attempt(-1, self._archive.settle)
         while (item := self._waiting.get()) is not None:
             snapshot, provenance = item
-            try:
-                self._save(snapshot, provenance)
-            except ArchiveError as error:
-                self._tell_failure(snapshot.epoch, error.message)
+            self._attempt(snapshot.epoch, partial(self._save, snapshot, provenance))
         self._archive.close()
+
+    def _attempt(self, epoch: int, work: Callable[[], None]) -> None:
+        """Whatever the disk does, the next epoch is tried again."""
+        try:
+            work()
+        except ArchiveError as error:
+            self._tell_failure(epoch, error.message)
+        except (OSError, sqlite3.Error) as error:
+            self._tell_failure(epoch, f"{type(error).__name__}: {error}")
 
     def _save(self, snapshot: Snapshot, provenance: Provenance) -> None:
         tensors = {name: raw(tensor) for name, tensor in snapshot.tensors.items()}

@@ -209,3 +209,15 @@ def test_a_version_that_lies_is_not_taken(archive: Archive, tmp_path: Path) -> N
     assert server.versions() == []
     assert server.store.index.sizes() == {}
     server.close()
+
+
+def test_damage_to_one_step_does_not_keep_the_next_ones_out(archive: Archive) -> None:
+    epochs = list(history(4))
+    save(archive, epochs[0])
+    (pack,) = (archive.folder / "packs").glob("*.pack")
+    content = bytearray(pack.read_bytes())
+    content[15_000] ^= 1  # in a tensor that only this version has, and that is to become a difference
+    pack.write_bytes(content)
+    versions = [save(archive, weights) for weights in epochs[1:]]
+    assert all(same(archive, version, weights) for version, weights in zip(versions, epochs[1:], strict=True))
+    assert len(verify(archive)[1]) == 1

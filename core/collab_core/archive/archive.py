@@ -199,11 +199,12 @@ class Archive:
                 for entry in version.all_entries():
                     self.store.read(entry)
             except (BadVersion, Damaged) as error:
+                why = error.why if isinstance(error, Damaged) else str(error)
                 for pack in {place.pack for place in places}:
                     self.store.drop(pack)
                 raise ArchiveError(
                     Code.DAMAGED_VERSION,
-                    f"The version {root[:12]} from elsewhere is not what it says it is: {error}.",
+                    f"The version {root[:12]} from elsewhere is not what it says it is: {why}.",
                     fix="Get it from another archive.",
                 ) from error
             replace_file(self._path(root), data)
@@ -268,16 +269,19 @@ class Archive:
 
         def items() -> Iterator[NewItem]:
             for entry in entries:
-                raw = RawTensor(entry.dtype, entry.shape, memoryview(self.store.read(entry)))
-                twin = newer.twin(entry)
-                if twin is None or twin.digest() == entry.digest() or self._steps_from(entry.digest()) >= MAX_STEPS:
-                    yield whole(entry.digest(), raw, Kind.PLANES)
-                else:
-                    yield self._smaller(entry, raw, twin, self.store.read(twin))
+                with contextlib.suppress(Damaged):  # it stays as it is, for `verify` to name
+                    yield self._aged(entry, newer)
 
         known = {entry.digest(): entry for entry in entries}
         for place in self.store.write(items()):
             self._check_written(known[place.item.tensor], place, newer)
+
+    def _aged(self, entry: TensorEntry, newer: Version) -> NewItem:
+        raw = RawTensor(entry.dtype, entry.shape, memoryview(self.store.read(entry)))
+        twin = newer.twin(entry)
+        if twin is None or twin.digest() == entry.digest() or self._steps_from(entry.digest()) >= MAX_STEPS:
+            return whole(entry.digest(), raw, Kind.PLANES)
+        return self._smaller(entry, raw, twin, self.store.read(twin))
 
     def _check_written(self, entry: TensorEntry, place: Place, newer: Version) -> None:
         """What was there is deleted only after what replaces it was read back and is right."""

@@ -67,7 +67,7 @@ def _read(archive: Archive, version: Version, entry: TensorEntry) -> bytearray:
     except Damaged as error:
         raise ArchiveError(
             Code.DAMAGED_VERSION,
-            f"{entry.name} of version {version.root[:12]} cannot be recovered: {error}.",
+            f"{entry.name} of version {version.root[:12]} cannot be recovered: {error.why}.",
             fix="`collab models verify` shows what else is damaged. `collab models pull` gets it from another archive.",
         ) from error
 
@@ -98,5 +98,5 @@ def verify(archive: Archive) -> tuple[int, list[str]]:
                 held = Held(tensor, archive.store.read(entry, held))
             except Damaged as error:
                 held = None
-                bad.append(f"{name} of version {version.root[:12]}: {error}")
+                bad.append(f"{name} of version {version.root[:12]}: {error.why}")
     return num_checked, bad

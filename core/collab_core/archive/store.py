@@ -10,13 +10,22 @@ from pathlib import Path
 from collab_core.archive.encoding import BadEncoding, Kind, decode_into, encode
 from collab_core.archive.index import Index, Place
 from collab_core.archive.packs import SUFFIX, BadPack, NewItem, read_item, write_pack
+from collab_core.errors import ArchiveError, Code
 from collab_core.tree import RawTensor, TensorEntry
 
 MAX_CHAIN = 64  # what is read; what is written is much shorter
 
 
-class Damaged(Exception):
+class Damaged(ArchiveError):
     """A tensor of which no encoding leads to the right bytes."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            Code.DAMAGED_VERSION,
+            f"A tensor in the archive cannot be read: {why}.",
+            fix="`collab models verify` shows what is damaged. `collab models pull` gets it from another archive.",
+        )
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
