@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 Buffer = bytes | memoryview
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9_-]{1,16}){0,3}")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether somebody else's file may have this name here: no folders, nothing hidden, nothing Windows minds."""
+    return _NAME.fullmatch(name) is not None
 
 
 def replace_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o666) -> None:
@@ -47,10 +55,10 @@ def _written_beside(path: Path, data: Buffer | Iterable[Buffer], mode: int) -> I
     finally:
         with contextlib.suppress(FileNotFoundError):
             beside.unlink()
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """The rename itself must survive a power cut; some filesystems cannot sync a folder, and that is no failure."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

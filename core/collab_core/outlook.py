@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from collab_core.averaging.group import MAX_MEMBERS
+from collab_core.averaging.quarantine import Quarantine
 from collab_core.run.manifest import Manifest
 from collab_core.state.claims import claim, is_trusted
 from collab_core.state.history import Tip, winner
@@ -21,6 +22,11 @@ class Outlook:
     def __init__(self, swarm: Swarm, manifest: Manifest) -> None:
         self._swarm, self._manifest = swarm, manifest
         self._set_aside: dict[str, float] = {}
+        self.quarantine = Quarantine(
+            swarm,
+            manifest.settings.limits.quarantine_epochs,
+            lambda peer: is_trusted(peer.peer_id, peer.record, manifest),
+        )
         self.last_group: frozenset[str] = frozenset()
         """Who was in our last round."""
 
@@ -69,10 +75,19 @@ class Outlook:
         holders.sort(key=lambda peer: (not peer.record.is_reachable, peer.peer_id != tip.peer_id))
         return [peer.peer_id for peer in holders]
 
+    def newcomers(self) -> list[str]:
+        """Peers that may be fetching a state, as we are, and can give what they have of it."""
+        return [
+            peer.peer_id
+            for peer in self.others()
+            if peer.record.phase == "joining" and (peer.record.is_reachable or self._swarm.is_connected(peer.peer_id))
+        ]
+
     def companions(self, epoch: int, root: str) -> list[Peer]:
         """Everyone who should meet in this round: same epoch, same root; auxiliaries without state always.
 
-        Those who were in the last round with us are just arriving, even if their records do not say so yet.
+        Those who were in the last round with us are just arriving, even if their records do not say so yet. Nobody
+        waits for those who are kept out.
         """
 
         def is_expected(peer: Peer) -> bool:
@@ -82,16 +97,18 @@ class Outlook:
             is_arriving = peer.peer_id in self.last_group and record.epoch < epoch
             return (record.epoch, record.root) == (epoch, root) or is_arriving
 
-        return [peer for peer in self.others() if is_expected(peer)]
+        out = self.quarantine.verdicts()
+        return [peer for peer in self.others() if is_expected(peer) and peer.peer_id not in out]
 
     def latecomers(self, epoch: int, root: str) -> set[str]:
         """Peers that just came, or are catching up: they showed life a moment ago, and not at our epoch."""
         now = time.monotonic()
-        return {
+        late = {
             peer.peer_id
             for peer in self.others()
             if peer.record.epoch <= epoch and peer.record.root not in (root, None) and now - peer.changed < LATECOMER_S
         }
+        return late - self.quarantine.verdicts().keys() if late else late
 
     def rank(self, peer: Peer) -> int:
         """Who leads first: the organiser's auxiliaries, then others. They do not train, so they answer at once."""

@@ -22,6 +22,7 @@ NEWS_PAUSE_S = 0.3
 MIN_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S = 0.2, 2.0  # a failed round is tried again soon, then less and less so
 NOBODY_PAUSE_S = 0.2
 LEAVING_S = 3.0
+SITTING_OUT_S = 2.0  # between two looks whether we are still kept out
 FIRST_LOOK_S = 3.0  # how long a newcomer looks for others before it believes to be the first
 
 
@@ -35,6 +36,8 @@ class PeerConfig:
     """Leave when the run has reached this epoch; 0 stays."""
     bandwidth: Bandwidth | None = None
     """What the link carries; None measures it."""
+    max_upload: float = 0.0
+    """Bytes per second that we give to those who fetch the state; 0: as many as the link carries."""
     is_active: bool = True
     """Holds state and applies every update. Only an auxiliary may say no."""
 
@@ -51,31 +54,42 @@ class Peer:
         stop: threading.Event,
         fail_at: FailAt | None = None,
     ) -> None:
+        self._session = session
         self.swarm, self.manifest = session.swarm, session.manifest
         self.folder, self.events = session.folder, session.events
         self.config, self.stop = config, stop
         self.settings = self.manifest.settings
         self.outcome: RoundOutcome | None = None
+        session.exchange.throttle.bytes_per_second = config.max_upload
         self.outlook = Outlook(self.swarm, self.manifest)
+        self.swarm.rank = self.outlook.rank
         self.averager = ExactAverager(
             self.swarm,
             self.settings,
             layout_hash=replica.layout.hash,
-            num_values=replica.layout.num_values,
+            lengths=[piece.num_values for piece in replica.fragments],
             bandwidth=config.bandwidth,
             fail_at=fail_at,
+            quarantine=self.outlook.quarantine,
         )
+        self.averager.restore_feedback(self.folder.feedback)
         self.holding = Holding(
             session,
             replica,
             self.outlook,
             backup_every=config.backup_every,
             on_change=self.averager.set_epoch,
+            on_backup=lambda: self.averager.save_feedback(self.folder.feedback),
             stop=stop,
         )
         self.replica = replica
         self._is_waiting = False
         self._epoch_started = time.monotonic()
+
+    @property
+    def epoch(self) -> int:
+        """Of the model we have; it may not be verified yet."""
+        return self.replica.epoch
 
     # --- coming and going ---
 
@@ -83,41 +97,31 @@ class Peer:
         """Take up where we left off, or where the others are."""
         if not self.config.is_active:
             self.swarm.publish(phase="serving")
-            self._tell_joined(0, None)
+            self._session.tell_joined(0, None)
             return
         self.holding.begin()
         self._look_around()
         self.holding.announce()
         self.catch_up("joining")
         if root := self.holding.root_if_any():  # otherwise we were stopped before we had anything
-            self._tell_joined(self.replica.epoch, root)
-
-    def _tell_joined(self, epoch: int, root: str | None) -> None:
-        swarm = self.swarm
-        self.events.write(
-            "joined",
-            run_id=self.manifest.run_id,
-            version=swarm.record.version,
-            role=swarm.record.role,
-            mode=swarm.record.mode,
-            peer_id=swarm.peer_id,
-            name=swarm.name,
-            addresses=swarm.addresses,
-            epoch=epoch,
-            root=root,
-        )
+            self._session.tell_joined(self.replica.epoch, root)
 
     def leave(self) -> None:
         """Keep what we have, and let others finish what they need from us."""
         self.averager.finish(LEAVING_S)
         holding = self.holding
         holding.save()
+        now, total = holding.contribution.now, holding.contribution.total
         self.events.write(
             "left",
             role=self.swarm.config.role,
             epoch=self.replica.epoch,
             root=holding.root_if_any(),
-            samples=holding.samples,
+            samples=total.samples,
+            epochs=total.epochs,
+            seconds=total.seconds,
+            samples_now=now.samples,
+            epochs_now=now.epochs,
             loss=holding.loss,
         )
 
@@ -137,10 +141,13 @@ class Peer:
 
     # --- the second, third and fourth move ---
 
-    def average(self, contribution: torch.Tensor | None, weight: float) -> torch.Tensor | None:
+    def average(
+        self, contribution: torch.Tensor | None, weight: float, *, attempts: int | None = None
+    ) -> torch.Tensor | None:
         """Meet the others and return the average; None if the swarm went on without us.
 
-        A trainer with nothing to bring tries once: if nobody takes it along it should rather go back to work.
+        A trainer with nothing to bring tries once: if nobody takes it along it should rather go back to work. One whose
+        work can also wait for the next round gives up after so many `attempts`.
         """
         root = self.holding.root()
         lost: frozenset[str] = frozenset()
@@ -148,15 +155,16 @@ class Peer:
         if contribution is not None:
             self.swarm.publish(phase="averaging")
         pause_s = MIN_RETRY_PAUSE_S
+        deadline = time.monotonic() + self.settings.strategy.matchmaking_time_s
         while not self.stop.is_set():
             self.swarm.check_alive()
-            if self.holding.standing() is not Standing.CURRENT:
+            if self.holding.standing() is not Standing.CURRENT or self.sits_out():
                 return None
             if contribution is not None and self.is_alone():
                 self.outcome = RoundOutcome(members={self.swarm.peer_id: weight})
                 return contribution.clone()
             if not self.outlook.companions(self.replica.epoch, root):
-                if is_idle:
+                if is_idle or (attempts is not None and time.monotonic() > deadline):
                     return None
                 self._tell_waiting("nobody is there to average with")
                 self.stop.wait(NOBODY_PAUSE_S)
@@ -176,13 +184,26 @@ class Peer:
                 lost={self.swarm.name_of(peer_id): why for peer_id, why in outcome.lost.items()},
             )
             self.swarm.refresh()
-            if is_idle:
+            attempts = None if attempts is None else attempts - 1
+            if is_idle or attempts == 0:
                 return None
             if outcome.is_behind:
                 self._wait_for_news()
             self.stop.wait(pause_s)
             pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
         return None
+
+    def sits_out(self) -> bool:
+        """Whether the others keep us out. If so it waits a moment for the next epoch, which is ours to fetch."""
+        if self.outlook.quarantine.sentence_of(self.swarm.peer_id) is None:
+            return False
+        if self.swarm.record.phase == "averaging":
+            self.swarm.publish(phase="working", epoch_samples=0)
+        deadline = time.monotonic() + SITTING_OUT_S
+        while self.holding.standing() is Standing.CURRENT and time.monotonic() < deadline:
+            if self.stop.wait(NEWS_PAUSE_S):
+                break
+        return True
 
     def _tell_waiting(self, reason: str) -> None:
         """Say once why nothing happens."""
@@ -195,7 +216,8 @@ class Peer:
         outcome = self.outcome or RoundOutcome()
         self.outlook.last_group = outcome.group - outcome.lost.keys()
         own = int(outcome.members.get(self.swarm.peer_id, 0))
-        self.holding.update(average, own_samples=own, all_samples=int(outcome.weight))
+        if not self.holding.update(average, own_samples=own, all_samples=int(outcome.weight)):
+            self.averager.forget_feedback()  # what nobody applied should not come back later
         self.averager.give_back(average)
 
     def verify(self) -> None:
@@ -233,6 +255,7 @@ class Peer:
             contribution=contribution,
             weight=weight,
             companions=lambda: self.outlook.companions(epoch, root),
+            is_missing=self.swarm.is_missing,
             should_stop=lambda: self.stop.is_set() or self.holding.standing() is not Standing.CURRENT,
             is_patient=self.swarm.config.role == "aux",
             latecomers=lambda: self.outlook.latecomers(epoch, root),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from collab_core.contribution import ContributionBook
 from collab_core.errors import Code, CollabError, ConfigError, StateError, SwarmError
 from collab_core.home import default_home
 from collab_core.run import Asset, AssetFolder, Invite, Prepare, RunFolder, difference, fingerprint, grant
@@ -15,6 +16,7 @@ from collab_core.run.manifest import Manifest, SignedManifest
 from collab_core.state.exchange import Exchange
 from collab_core.state.folder import StateFolder
 from collab_core.swarm import Swarm, SwarmConfig
+from collab_core.swarm.speed import SpeedTest
 from collab_core.telemetry import EventLog
 
 
@@ -30,6 +32,7 @@ class Session:
     manifest: Manifest
     assets: Mapping[str, bytes]
     """The run's files, by name."""
+    contribution: ContributionBook
 
     def invite(self) -> Invite:
         """An invite through this peer, then through those it joined by."""
@@ -40,6 +43,22 @@ class Session:
             fingerprint=fingerprint(bytes.fromhex(self.manifest.organiser)),
             initial_peers=tuple(peers)[:MAX_PEERS],
             name=self.manifest.settings.name,
+        )
+
+    def tell_joined(self, epoch: int, root: str | None) -> None:
+        """Note that this peer takes part from now on, and as whom."""
+        record = self.swarm.record
+        self.events.write(
+            "joined",
+            run_id=self.manifest.run_id,
+            version=record.version,
+            role=record.role,
+            mode=record.mode,
+            peer_id=self.swarm.peer_id,
+            name=self.swarm.name,
+            addresses=self.swarm.addresses,
+            epoch=epoch,
+            root=root,
         )
 
 
@@ -85,6 +104,7 @@ def open_session(
         stack.callback(swarm.close)
         swarm.connect()
         exchange = Exchange(swarm)
+        swarm.reactor.run(SpeedTest(exchange.throttle.pass_through).listen(swarm.p2p), timeout_s=10)
         if isinstance(source, Invite):
             signed, manifest = _from_peers(source, exchange, swarm, folder)
         else:
@@ -99,7 +119,14 @@ def open_session(
             exchange.serve_assets(assets)
         exchange.serve_manifest(signed)  # last: who gets it from us asks us for the files next
         swarm.join(manifest.run_hash)
-        yield Session(folder, events, swarm, exchange, signed, manifest, assets)
+        book = ContributionBook(config.identity_path or folder.identity, manifest.run_id)
+        yield Session(folder, events, swarm, exchange, signed, manifest, assets, book)
+
+
+def with_assets(session: Session) -> Session:
+    """The session of an observer that wants the model after all."""
+    own = AssetFolder(session.folder.assets)
+    return replace(session, assets=_assets(session.manifest, session.exchange, session.swarm, own, None))
 
 
 def _assets(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
-class Template(str, Enum):
+class Template(StrEnum):
     """A run to begin with; `collab_core.run.template` has the text of each."""
 
     TINY_GPT = "tiny-gpt"

@@ -7,6 +7,7 @@ Names stay outside the tensor's hash: equal tensors are equal whatever they are 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any
 import msgpack
 from blake3 import blake3
 
+ROOT = re.compile(r"[0-9a-f]{64}")
 CHUNK_BYTES = 2**20
 MAX_TREE_BYTES = 64 * 2**20
 ITEM_BYTES = {
@@ -29,6 +31,11 @@ ITEM_BYTES = {
     "uint8": 1,
     "bool": 1,
 }
+
+
+def is_root(value: object) -> bool:
+    """Whether this could be the root of a state."""
+    return isinstance(value, str) and ROOT.fullmatch(value) is not None
 
 
 class BadTree(Exception):

@@ -16,25 +16,27 @@ import contextlib
 import fcntl
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from blake3 import blake3
 
-from collab_core.archive.encoding import Kind, decode_into, encode
+from collab_core.archive.costs import Prefer
+from collab_core.archive.encoding import BadEncoding, Kind, encode
 from collab_core.archive.index import Place
-from collab_core.archive.packs import NewItem, read_item
+from collab_core.archive.packs import BadPack, NewItem
 from collab_core.archive.retention import Keep
-from collab_core.archive.store import Damaged, Store, whole
-from collab_core.archive.sweeping import drop_superseded, sweep
+from collab_core.archive.steps import steps_from, steps_to
+from collab_core.archive.store import Damaged, Held, Store, whole
+from collab_core.archive.sweeping import choose, drop_superseded, sweep
 from collab_core.archive.version import BadVersion, Provenance, Version
 from collab_core.errors import ArchiveError, Code
 from collab_core.files import replace_file
 from collab_core.identity import Identity
-from collab_core.tree import RawTensor, StateTree, TensorEntry
+from collab_core.tree import RawTensor, StateTree, TensorEntry, is_root
 
-MAX_STEPS = 8  # differences on the way to any version
-WORTH_IT = 0.8  # a difference larger than this part of the whole is not worth a step
+EPOCH = "epoch:"  # how a step of a run is named
 
 
 class Archive:
@@ -43,10 +45,11 @@ class Archive:
     Args:
         folder: of the archive.
         identity: who signs what is saved; by default a key of the archive's own.
+        prefer: whether what is saved should be small or quick to get back.
     """
 
-    def __init__(self, folder: Path, identity: Identity | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, identity: Identity | None = None, prefer: Prefer = Prefer.BALANCED) -> None:
+        self.folder, self._prefer = folder, prefer
         self._versions_folder = folder / "versions"
         try:
             self._versions_folder.mkdir(parents=True, exist_ok=True)
@@ -89,8 +92,9 @@ class Archive:
             found = [version for version in versions if version.root == root]
         elif reference == "latest":
             found = [version for version in versions if not version.is_variant][-1:] or versions[-1:]
-        elif reference.startswith("epoch:"):
-            found = [version for version in versions if str(version.epoch) == reference[6:]]
+        elif reference.startswith(EPOCH):
+            steps = [version for version in versions if not version.is_variant]
+            found = [version for version in steps if str(version.epoch) == reference.removeprefix(EPOCH)]
         else:
             found = [version for version in versions if len(reference) >= 4 and version.root.startswith(reference)]
         if len(found) == 1:
@@ -107,8 +111,8 @@ class Archive:
         try:
             body = json.loads((self.folder / "tags.json").read_bytes())
             if body["digest"] == _digest_of_tags(body["tags"]):
-                return dict(body["tags"])
-        except (OSError, ValueError, KeyError, TypeError):
+                return {name: root for name, root in body["tags"].items() if is_root(root)}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
         return {}
 
@@ -189,32 +193,70 @@ class Archive:
     def take(self, data: bytes, root: str, items: Sequence[NewItem]) -> Version:
         """Keep a version from another archive, if all of it is right.
 
+        Of the items, only tensors of this version that are not here yet are looked at. A version that is here stays as
+        it is, but for tensors that it lacks: whoever has the same model may sign it with another story.
+
         Raises:
             ArchiveError: DAMAGED_VERSION, it is not; nothing of it is kept.
         """
+        try:
+            version = Version.from_bytes(data, root)
+        except BadVersion as error:
+            raise _not_what_it_says(root, str(error)) from error
         with self.writing():
-            places = self.store.write(items)
+            known = next((one for one in self.versions() if one.root == root), None)
+            version = known or version
+            lacking = {e.digest() for e in version.all_entries() if not self.store.has(e.digest())}
+            if known is not None and not lacking:
+                return known
+            wanted = {item.tensor: item for item in items if item.tensor in lacking}
+            before = self.store.packs()
+            places = self.store.write(wanted.values())
             try:
-                version = Version.from_bytes(data, root)
                 for entry in version.all_entries():
                     self.store.read(entry)
-            except (BadVersion, Damaged) as error:
-                why = error.why if isinstance(error, Damaged) else str(error)
-                for pack in {place.pack for place in places}:
+            except Exception as error:
+                for pack in {place.pack for place in places} - before:
                     self.store.drop(pack)
-                raise ArchiveError(
-                    Code.DAMAGED_VERSION,
-                    f"The version {root[:12]} from elsewhere is not what it says it is: {why}.",
-                    fix="Get it from another archive.",
-                ) from error
-            replace_file(self._path(root), data)
-            self._known[root] = version
+                raise _not_what_it_says(root, error.why if isinstance(error, Damaged) else str(error)) from error
+            if known is None:
+                replace_file(self._path(root), data)
+                self._known[root] = version
+            self._write_whole([e for e in version.all_entries() if self._is_far(e.digest())])
             self._age_steps(self.versions())
+            self.drop_unreadable()
         return version
+
+    def drop_unreadable(self) -> None:
+        """Packs that nobody can read go, as soon as all versions are whole without them."""
+        if (faults := self.store.index.faults()) and all(
+            self.store.has(entry.digest()) for version in self.versions() for entry in version.all_entries()
+        ):
+            for pack in faults:
+                self.store.drop(pack)
+
+    def promote(self, version: Version, level: str) -> None:
+        """Say, with our signature, that a version has proved to be recoverable in a better way."""
+        if version.level != level:
+            with self.writing():
+                better = replace(version, level=level)
+                replace_file(self._path(version.root), better.to_bytes(self._identity))
+                self._known[version.root] = better
+
+    def signer(self, root: str) -> str:
+        """Who signed a version."""
+        return str(json.loads(self.version_bytes(root))["signer"])
+
+    def is_ours(self, version: Version) -> bool:
+        """Whether this archive signed it, so that somebody here made it."""
+        return self.signer(version.root) == self._identity.peer_id
 
     def version_bytes(self, root: str) -> bytes:
         """A version's file as it was signed."""
         return self._path(root).read_bytes()
+
+    def _is_far(self, tensor: bytes) -> bool:
+        return steps_to(self.store, tensor, self._prefer.max_steps) > self._prefer.max_steps
 
     def _is_whole(self, tensor: bytes) -> bool:
         return any(place.item.kind is not Kind.DELTA for place in self.store.places(tensor))
@@ -225,17 +267,25 @@ class Archive:
         twin = base.twin(entry) if base is not None else None
         if base is None:
             return whole(tensor, raw, Kind.RAW)
-        if twin is None or self._steps_to(twin.digest()) >= MAX_STEPS:
-            return whole(tensor, raw, Kind.PLANES)
-        return self._smaller(entry, raw, twin, self.store.read(twin))
+        max_steps = self._prefer.max_steps
+        is_near = twin is not None and steps_to(self.store, twin.digest(), max_steps) < max_steps
+        return self._best(entry, raw, twin if is_near else None)
 
-    def _smaller(self, entry: TensorEntry, raw: RawTensor, base: TensorEntry, base_data: bytearray) -> NewItem:
-        """The difference to a base, unless that is hardly smaller than the tensor itself."""
-        packed = list(encode(Kind.PLANES, raw.dtype, raw.data))
-        delta = list(encode(Kind.DELTA, raw.dtype, raw.data, memoryview(base_data)))
-        if sum(map(len, delta)) > WORTH_IT * sum(map(len, packed)):
-            return NewItem(entry.digest(), Kind.PLANES, None, packed)
-        return NewItem(entry.digest(), Kind.DELTA, base.digest(), delta)
+    def _best(self, entry: TensorEntry, raw: RawTensor, base: TensorEntry | None) -> NewItem:
+        """A tensor in the form that costs least, by what this archive should be good at."""
+        forms: dict[Kind, list[bytes | memoryview]] = {Kind.PLANES: list(encode(Kind.PLANES, raw.dtype, raw.data))}
+        if self._prefer is Prefer.SPEED:
+            forms[Kind.RAW] = [raw.data]
+        if base is not None:
+            forms[Kind.DELTA] = list(encode(Kind.DELTA, raw.dtype, raw.data, self.store.read(base)))
+
+        def price(kind: Kind) -> float:
+            # a difference needs its base too, which takes about as long as a whole tensor
+            extra = self._prefer.price(0, len(raw.data), Kind.PLANES) if kind is Kind.DELTA else 0.0
+            return extra + self._prefer.price(sum(map(len, forms[kind])), len(raw.data), kind)
+
+        kind = min(forms, key=price)
+        return NewItem(entry.digest(), kind, base.digest() if base and kind is Kind.DELTA else None, forms[kind])
 
     # --- settling: older steps become differences, what is stored twice goes ---
 
@@ -249,10 +299,28 @@ class Archive:
         self._sweep(versions)
 
     def _sweep(self, versions: list[Version]) -> None:
-        sweep(self.store, _lines(versions), [version for version in versions if version.is_variant])
+        lines, variants = _lines(versions), [version for version in versions if version.is_variant]
+        _, far = choose(self.store, lines, variants, self._prefer.max_steps)
+        with contextlib.suppress(OSError):  # on a full disk it stays far for now
+            self._write_whole(far)
+        sweep(self.store, lines, variants, self._prefer.max_steps)
+
+    def _write_whole(self, entries: Sequence[TensorEntry]) -> None:
+        """Give tensors a form that needs no other."""
+        known = {entry.digest(): entry for entry in entries}
+
+        def items() -> Iterator[NewItem]:
+            for tensor, entry in known.items():
+                with contextlib.suppress(Damaged):  # it stays as it is, for `verify` to name
+                    yield whole(tensor, RawTensor(entry.dtype, entry.shape, self.store.read(entry)), Kind.PLANES)
+
+        for place in self.store.write(items()):
+            self._check_written(known[place.item.tensor], place, None)
 
     def _age_steps(self, versions: list[Version]) -> None:
         """Every step of a run but the newest becomes a difference to the next one."""
+        if self._prefer is Prefer.SPEED:
+            return  # all of them stay as they are
         for line in _lines(versions):
             newest = {entry.digest() for entry in line[-1].entries()}
             for older, newer in zip(reversed(line[:-1]), reversed(line[1:]), strict=True):
@@ -264,50 +332,44 @@ class Archive:
                 for pack in packs:
                     drop_superseded(self.store, pack, newest)
 
-    def _write_differences(self, entries: Sequence[TensorEntry], newer: Version) -> None:
+    def _write_differences(
+        self, entries: Sequence[TensorEntry], newer: Version, among: Collection[bytes] | None = None
+    ) -> None:
         """Encode tensors as differences to their twins in a newer version, or whole where the way would be too long."""
+        known = {entry.digest(): entry for entry in entries}  # two that are equal may have twins that are not
 
         def items() -> Iterator[NewItem]:
-            for entry in entries:
+            for entry in known.values():
                 with contextlib.suppress(Damaged):  # it stays as it is, for `verify` to name
-                    yield self._aged(entry, newer)
+                    yield self._aged(entry, newer.twin(entry), among)
 
-        known = {entry.digest(): entry for entry in entries}
         for place in self.store.write(items()):
-            self._check_written(known[place.item.tensor], place, newer)
+            entry = known[place.item.tensor]
+            self._check_written(entry, place, newer.twin(entry) if place.item.kind is Kind.DELTA else None)
 
-    def _aged(self, entry: TensorEntry, newer: Version) -> NewItem:
-        raw = RawTensor(entry.dtype, entry.shape, memoryview(self.store.read(entry)))
-        twin = newer.twin(entry)
-        if twin is None or twin.digest() == entry.digest() or self._steps_from(entry.digest()) >= MAX_STEPS:
-            return whole(entry.digest(), raw, Kind.PLANES)
-        return self._smaller(entry, raw, twin, self.store.read(twin))
+    def _aged(self, entry: TensorEntry, twin: TensorEntry | None, among: Collection[bytes] | None) -> NewItem:
+        """A tensor of an older step; `among` is what differences may be to, if others are about to go."""
+        tensor, max_steps = entry.digest(), self._prefer.max_steps
+        raw = RawTensor(entry.dtype, entry.shape, self.store.read(entry))
+        is_near = (
+            twin is not None
+            and twin.digest() != tensor
+            and steps_to(self.store, twin.digest(), max_steps, among) + steps_from(self.store, tensor) < max_steps
+        )
+        return self._best(entry, raw, twin if is_near else None)
 
-    def _check_written(self, entry: TensorEntry, place: Place, newer: Version) -> None:
+    def _check_written(self, entry: TensorEntry, place: Place, base: TensorEntry | None) -> None:
         """What was there is deleted only after what replaces it was read back and is right."""
-        twin = newer.twin(entry)
-        is_difference = place.item.kind is Kind.DELTA and twin is not None
-        data = self.store.read(twin) if is_difference and twin is not None else bytearray(entry.num_bytes)
-        decode_into(place.item.kind, entry.dtype, read_item(self.store.path(place.pack), place.item), data)
-        if TensorEntry.of("", RawTensor(entry.dtype, entry.shape, memoryview(data))).digest() != entry.digest():
+        held = Held(base.digest(), self.store.read(base)) if base is not None else None
+        try:
+            self.store.decode(entry, [place], held)
+        except (BadPack, BadEncoding) as error:
             self.store.drop(place.pack)
-            raise Damaged("what was written is not what was to be written")
+            raise Damaged(f"what was written is not what was to be written ({error})") from error
 
     def _is_raw(self, tensor: bytes) -> bool:
         kinds = {place.item.kind for place in self.store.places(tensor)}
         return kinds == {Kind.RAW}
-
-    def _steps_from(self, tensor: bytes) -> int:
-        """How many differences hang on this tensor, one on the other, if it becomes one itself."""
-        below = [place.item.tensor for place in self.store.index.based_on(tensor)]
-        return 1 + max((self._steps_from(other) for other in below), default=0)
-
-    def _steps_to(self, tensor: bytes) -> int:
-        """How many differences have to be undone to get this tensor."""
-        places = self.store.places(tensor)
-        if not places or any(place.item.kind is not Kind.DELTA for place in places):
-            return 0
-        return 1 + min(self._steps_to(place.item.base) for place in places if place.item.base is not None)
 
     # --- letting go ---
 
@@ -328,14 +390,14 @@ class Archive:
             versions = self.versions()
             self._sweep(versions)  # on a full disk this comes first, and may be all there is room for
             with contextlib.suppress(OSError):
+                there = {entry.digest() for version in versions for entry in version.entries()}
                 for line in _lines(versions):
-                    self._rebase(line)
+                    self._rebase(line, there)
                 self._settle(versions)
         return dropped
 
-    def _rebase(self, line: list[Version]) -> None:
+    def _rebase(self, line: list[Version], there: Collection[bytes]) -> None:
         """Differences to versions that went become differences to the next one that stayed."""
-        there = {entry.digest() for version in line for entry in version.entries()}
         for older, newer in zip(reversed(line[:-1]), reversed(line[1:]), strict=True):
             todo = [
                 entry
@@ -345,10 +407,18 @@ class Archive:
                     for place in self.store.places(entry.digest())
                 )
             ]
-            self._write_differences(todo, newer)
+            self._write_differences(todo, newer, there)
 
     def close(self) -> None:
         self.store.close()
+
+
+def _not_what_it_says(root: str, why: str) -> ArchiveError:
+    return ArchiveError(
+        Code.DAMAGED_VERSION,
+        f"The version {root[:12]} from elsewhere is not what it says it is: {why}.",
+        fix="Get it from another archive.",
+    )
 
 
 def _age(version: Version) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import zstandard
@@ -39,6 +39,11 @@ class BadEncoding(Exception):
     """Bytes that are not an encoding of the tensor they are said to be."""
 
 
+def new_memory(num_bytes: int) -> memoryview:
+    """With whatever is in it: filling it with zeros would take as long as reading a tensor into it."""
+    return np.empty(num_bytes, np.uint8).data
+
+
 def encode(kind: Kind, dtype: str, data: memoryview, base: memoryview | None = None) -> Iterator[bytes | memoryview]:
     """The encoded bytes, piece by piece.
 
@@ -51,13 +56,15 @@ def encode(kind: Kind, dtype: str, data: memoryview, base: memoryview | None = N
     if kind is Kind.RAW:
         yield data
         return
-    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
+    compressor = _compressor(dtype)
     values, bases = _integers(dtype, data), None if base is None else _integers(dtype, base)
     for start in range(0, len(values), BLOCK_VALUES):
         block = values[start : start + BLOCK_VALUES]
         if kind is Kind.DELTA:
             assert bases is not None, "a difference needs a base"
-            block = _zigzag(_ordered(block, dtype) - _ordered(bases[start : start + BLOCK_VALUES], dtype))
+            block = _order(block.copy(), dtype)
+            block -= _order(bases[start : start + BLOCK_VALUES].copy(), dtype)
+            _zigzag(block)
         for plane in _planes(block):
             packed = compressor.compress(plane)
             is_smaller = len(packed) < len(plane)
@@ -65,7 +72,18 @@ def encode(kind: Kind, dtype: str, data: memoryview, base: memoryview | None = N
             yield packed if is_smaller else plane.data
 
 
-def decode_into(kind: Kind, dtype: str, encoded: memoryview, target: bytearray) -> None:
+def _compressor(dtype: str) -> zstandard.ZstdCompressor:
+    if dtype not in FLOATS:
+        return zstandard.ZstdCompressor(level=LEVEL)
+    # Bytes of weights hardly ever repeat in a row. Looking for it costs time, and what is found is mostly longer to
+    # say than its bytes, so that almost only the entropy coder works (measured: 1 to 4 % of the raw size less).
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, write_content_size=True
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters)
+
+
+def decode_into(kind: Kind, dtype: str, encoded: memoryview, target: memoryview) -> None:
     """Undo `encode`. A difference is added to the base, which `target` holds before and the tensor afterwards.
 
     Raises:
@@ -76,69 +94,90 @@ def decode_into(kind: Kind, dtype: str, encoded: memoryview, target: bytearray) 
             raise BadEncoding(f"{len(encoded)} bytes instead of {len(target)}")
         target[:] = encoded
         return
-    values = _integers(dtype, memoryview(target))
+    values = _integers(dtype, target)
     decompressor = zstandard.ZstdDecompressor()
     position = 0
     for start in range(0, len(values), BLOCK_VALUES):
         block = values[start : start + BLOCK_VALUES]
-        planes = np.empty((block.itemsize, len(block)), np.uint8)
-        for plane in planes:
-            position = _read_plane(encoded, position, plane, decompressor)
-        decoded: Array = np.ascontiguousarray(planes.T).view(block.dtype).reshape(-1)
+        planes = []
+        for _ in range(block.itemsize):
+            plane, position = _read_plane(encoded, position, len(block), decompressor)
+            planes.append(plane)
+        decoded = _joined(planes, block.dtype)
         if kind is Kind.DELTA:
-            decoded = _unordered(_ordered(block, dtype) + _unzigzag(decoded), dtype)
-        block[:] = decoded
+            _order(block, dtype)
+            block += _unzigzag(decoded)
+            _unorder(block, dtype)
+        else:
+            block[:] = decoded
     if position != len(encoded):
         raise BadEncoding(f"{len(encoded) - position} bytes too many")
 
 
-def _read_plane(encoded: memoryview, position: int, plane: Array, decompressor: zstandard.ZstdDecompressor) -> int:
+def _read_plane(
+    encoded: memoryview, position: int, size: int, decompressor: zstandard.ZstdDecompressor
+) -> tuple[Array, int]:
+    """A plane of this size, and where the next one begins."""
     try:
         length = int(LENGTH.unpack_from(encoded, position)[0])
     except struct.error:
         raise BadEncoding("it ends too early") from None
     position += LENGTH.size
-    piece = encoded[position : position + (length or len(plane))]
-    if length == 0:
-        if len(piece) != len(plane):
-            raise BadEncoding("it ends too early")
-        plane[:] = np.frombuffer(piece, np.uint8)
-        return position + len(plane)
+    piece = encoded[position : position + (length or size)]
     try:
         # a plane that says it is larger than it can be is never unpacked
-        if zstandard.frame_content_size(piece) != len(plane):
+        if length and zstandard.frame_content_size(piece) != size:
             raise BadEncoding("a plane of the wrong size")
-        unpacked = decompressor.decompress(piece, max_output_size=len(plane))
+        plane = decompressor.decompress(piece, max_output_size=size) if length else piece
     except zstandard.ZstdError as error:
         raise BadEncoding(str(error)) from None
-    if len(unpacked) != len(plane):
+    if len(plane) != size:
         raise BadEncoding("a plane of the wrong size")
-    plane[:] = np.frombuffer(unpacked, np.uint8)
-    return position + length
+    return np.frombuffer(plane, np.uint8), position + len(piece)
 
 
 def _integers(dtype: str, data: memoryview) -> Array:
     return np.frombuffer(data, np.dtype(f"<u{ITEM_BYTES[dtype]}"))
 
 
+# Planes are shifted apart and together, which is several times as fast as transposing bytes.
+
+
 def _planes(block: Array) -> Array:
-    planes: Array = np.ascontiguousarray(block.view(np.uint8).reshape(-1, block.itemsize).T)
+    """The bytes of a block, the lowest ones first."""
+    planes = np.empty((block.itemsize, len(block)), np.uint8)
+    for number, plane in enumerate(planes):
+        np.right_shift(block, block.dtype.type(8 * number), out=plane, casting="unsafe")
     return planes
 
 
-def _ordered(block: Array, dtype: str) -> Array:
+def _joined(planes: Sequence[Array], dtype: np.dtype[np.unsignedinteger]) -> Array:
+    block: Array = planes[-1].astype(dtype)
+    for plane in reversed(planes[:-1]):
+        block <<= dtype.type(8)
+        block |= plane
+    return block
+
+
+# What follows changes a block in place: new memory would cost more than the arithmetic.
+
+
+def _order(block: Array, dtype: str) -> Array:
     """Unsigned integers in the order of the floats: negative ones are sign and magnitude, so all their bits flip."""
-    if dtype not in FLOATS:
-        return block
-    result: Array = block ^ (_sign_mask(block) | _top(block))
-    return result
+    if dtype in FLOATS:
+        flipped = _sign_mask(block)
+        flipped |= _top(block)
+        block ^= flipped
+    return block
 
 
-def _unordered(block: Array, dtype: str) -> Array:
-    if dtype not in FLOATS:
-        return block
-    result: Array = block ^ (~_sign_mask(block) | _top(block))
-    return result
+def _unorder(block: Array, dtype: str) -> Array:
+    if dtype in FLOATS:
+        flipped = _sign_mask(block)
+        np.invert(flipped, out=flipped)
+        flipped |= _top(block)
+        block ^= flipped
+    return block
 
 
 def _sign_mask(block: Array) -> Array:
@@ -152,14 +191,17 @@ def _top(block: Array) -> np.unsignedinteger:
     return top
 
 
-def _zigzag(difference: Array) -> Array:
+def _zigzag(block: Array) -> Array:
     """Small differences of either sign become small numbers."""
-    signed = difference.view(f"i{difference.itemsize}")
-    result: Array = ((signed << 1) ^ (signed >> (8 * difference.itemsize - 1))).view(difference.dtype)
-    return result
+    signs = _sign_mask(block)
+    block <<= block.dtype.type(1)
+    block ^= signs
+    return block
 
 
-def _unzigzag(zigzag: Array) -> Array:
-    one = zigzag.dtype.type(1)
-    result: Array = (zigzag >> one) ^ (~(zigzag & one) + one)
-    return result
+def _unzigzag(block: Array) -> Array:
+    signs = block & block.dtype.type(1)
+    np.negative(signs, out=signs)
+    block >>= block.dtype.type(1)
+    block ^= signs
+    return block

@@ -88,6 +88,15 @@ def read_table(path: Path) -> list[Item]:
     Raises:
         BadPack: it is damaged, or not a pack.
     """
+    return parse_table(read_table_bytes(path), path.stem)
+
+
+def read_table_bytes(path: Path) -> bytes:
+    """The table of a pack as it is written there.
+
+    Raises:
+        BadPack: it is damaged, or not a pack.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -99,10 +108,44 @@ def read_table(path: Path) -> list[Item]:
             packed = file.read(length)
     except (OSError, struct.error, ValueError) as error:
         raise BadPack(f"it cannot be read ({type(error).__name__})") from error
-    if blake3(packed).digest() != digest or blake3(packed).hexdigest() != path.stem:
+    if blake3(packed).digest() != digest:
         raise BadPack("its table is damaged")
-    rows = msgpack.unpackb(packed)  # the hash is right, so this is what we wrote
-    return [Item(tensor, Kind(kind), base, *rest) for tensor, kind, base, *rest in rows]
+    return packed
+
+
+def begins_right(path: Path) -> bool:
+    """Whether a file begins as a pack does. Nothing that is read depends on it, but somebody may have changed it."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def parse_table(packed: bytes, name: str) -> list[Item]:
+    """What the pack of this name holds, if that is its table.
+
+    Raises:
+        BadPack: it is not.
+    """
+    if blake3(packed).hexdigest() != name:
+        raise BadPack("its table is damaged")
+    try:
+        return [_parse_item(*row) for row in msgpack.unpackb(packed)]
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # somebody wrote nonsense, with its right hash
+        raise BadPack("its table makes no sense") from error
+
+
+def _parse_item(tensor: bytes, kind: int, base: bytes | None, start: int, size: int, digest: bytes) -> Item:
+    digests = (tensor, digest) if base is None else (tensor, digest, base)
+    is_sound = (
+        all(type(value) is bytes and len(value) == 32 for value in digests)
+        and all(type(value) is int and 0 <= value < 2**63 for value in (start, size))
+        and (base is not None) is (kind == Kind.DELTA)
+    )
+    if not is_sound:
+        raise ValueError("not an item")
+    return Item(tensor, Kind(kind), base, start, size, digest)
 
 
 def read_item(path: Path, item: Item) -> memoryview:
@@ -113,6 +156,8 @@ def read_item(path: Path, item: Item) -> memoryview:
     """
     try:
         with path.open("rb") as file:
+            if item.start + item.size > os.fstat(file.fileno()).st_size:
+                raise BadPack("its bytes are cut off")
             file.seek(item.start)
             data = file.read(item.size)
     except OSError as error:
@@ -120,6 +165,21 @@ def read_item(path: Path, item: Item) -> memoryview:
     if blake3(data).digest() != item.digest:
         raise BadPack("its bytes are damaged")
     return memoryview(data)
+
+
+def read_raw_into(path: Path, item: Item, target: memoryview) -> None:
+    """The bytes of a tensor that is kept as it is. They are not checked here: whoever asks checks the tensor.
+
+    Raises:
+        BadPack: they cannot be read, or are not as many as they should be.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(item.start)
+            if item.size != len(target) or file.readinto(target) != item.size:
+                raise BadPack("its bytes are cut off")
+    except OSError as error:
+        raise BadPack(f"it cannot be read ({error.strerror})") from error
 
 
 def _pack_table(items: list[Item]) -> bytes:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from collab_core.archive.archive import Archive
+from collab_core.archive.packs import begins_right
 from collab_core.archive.safetensors import write_pieces
 from collab_core.archive.store import Damaged, Held
-from collab_core.archive.version import BadVersion, Version
+from collab_core.archive.version import WEIGHTS, BadVersion, Version
 from collab_core.errors import ArchiveError, Code
 from collab_core.files import Buffer, replace_file
 from collab_core.tree import TensorEntry
@@ -19,7 +20,8 @@ MODEL = "model/"  # how a run's state calls its parameters and buffers
 def recover(archive: Archive, version: Version, target: Path) -> int:
     """Write a version as a safetensors file, or with its files as a folder that `from_pretrained` loads.
 
-    Nothing is there before all of it is known to be right. In memory is one tensor at a time.
+    Nothing is there before all of it is known to be right. In memory is one tensor at a time, and what it is
+    made from.
 
     Args:
         archive: where it is.
@@ -30,16 +32,15 @@ def recover(archive: Archive, version: Version, target: Path) -> int:
         Bytes of weights.
     """
     is_file = target.suffix == ".safetensors"
-    entries = [entry for entry in version.entries() if _is_weight(version, entry)]
-    weights = target if is_file else target / "model.safetensors"
+    has_state = any(entry.name.startswith(MODEL) for entry in version.tree.entries)  # a checkpoint is all model
+    entries = [entry for entry in version.entries() if entry.name.startswith(MODEL) or not has_state]
+    weights = target if is_file else target / WEIGHTS
     try:
         weights.parent.mkdir(parents=True, exist_ok=True)
         replace_file(weights, _safetensors(archive, version, entries))
         if not is_file:
             for file in version.files:
-                path = target / file.name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(path, bytes(_read(archive, version, file)))
+                replace_file(target / file.name, bytes(_read(archive, version, file)))
     except OSError as error:
         raise ArchiveError(
             Code.CANNOT_RECOVER,
@@ -49,19 +50,13 @@ def recover(archive: Archive, version: Version, target: Path) -> int:
     return sum(entry.num_bytes for entry in entries)
 
 
-def _is_weight(version: Version, entry: TensorEntry) -> bool:
-    """A run's state has more in it than the model; a saved checkpoint is all model."""
-    has_state = any(other.name.startswith(MODEL) for other in version.tree.entries)
-    return entry.name.startswith(MODEL) or not has_state
-
-
 def _safetensors(archive: Archive, version: Version, entries: list[TensorEntry]) -> Iterator[Buffer]:
     forms = [(entry.name.removeprefix(MODEL), entry.dtype, entry.shape) for entry in entries]
-    data = (memoryview(_read(archive, version, entry)) for entry in entries)
+    data = (_read(archive, version, entry) for entry in entries)
     return write_pieces(forms, data, {"format": "pt", "collab_root": version.root})
 
 
-def _read(archive: Archive, version: Version, entry: TensorEntry) -> bytearray:
+def _read(archive: Archive, version: Version, entry: TensorEntry) -> memoryview:
     try:
         return archive.store.read(entry)
     except Damaged as error:
@@ -76,6 +71,8 @@ def verify(archive: Archive) -> tuple[int, list[str]]:
     """Read everything. How many versions were checked, and what is wrong."""
     archive.store.index.rebuild()
     bad = [f"pack {name[:12]}: {fault}" for name, fault in archive.store.index.faults().items()]
+    changed = [name for name in sorted(archive.store.packs()) if not begins_right(archive.store.path(name))]
+    bad += [f"pack {name[:12]}: it does not begin as a pack does" for name in changed]
     versions, num_checked = [], 0
     for path in sorted(archive.folder.glob("versions/*.json")):
         num_checked += 1
@@ -95,6 +92,8 @@ def verify(archive: Archive) -> tuple[int, list[str]]:
         held: Held | None = None
         for tensor, (entry, version) in tensors.items():
             try:
+                if not archive.store.has(tensor):  # by itself, as `recover` reads it
+                    raise Damaged("no way leads to it")
                 held = Held(tensor, archive.store.read(entry, held))
             except Damaged as error:
                 held = None

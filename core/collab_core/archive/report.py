@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from collab_core.archive.archive import Archive
 from collab_core.archive.encoding import FLOATS, Kind
 from collab_core.archive.version import Version
-from collab_core.tree import TensorEntry
+from collab_core.tree import StateTree, TensorEntry
 
 Row = dict[str, Any]
 
@@ -42,7 +42,7 @@ def _row(archive: Archive, version: Version, tags: list[str]) -> Row:
         "bytes": stored,
         "encoding": encoding,
         "loss": version.provenance.loss,
-        "created": datetime.fromtimestamp(version.created, timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.fromtimestamp(version.created, UTC).isoformat(timespec="seconds"),
         "tags": tags,
     }
 
@@ -66,10 +66,8 @@ def diff(archive: Archive, old: Version, new: Version) -> Row:
     after = {entry.name: entry for entry in new.entries()}
     changed = [name for name in after if name in before and after[name].digest() != before[name].digest()]
     rows = [_difference(archive, before[name], after[name]) for name in changed]
-    known = set(old.tree.chunk_sizes())
-    missing = {
-        chunk: size for chunk, size in new.tree.chunk_sizes().items() if chunk not in known
-    }  # what a peer that has the old one would have to fetch
+    # only what an archive keeps ever moves: nothing of the optimizer
+    known, wanted = (StateTree(tuple(version.all_entries())).chunk_sizes() for version in (old, new))
     squares = [(row["change"] ** 2, row["norm"] ** 2) for row in rows if row["norm"] is not None]
     change, norm = (math.sqrt(sum(column)) for column in zip(*squares, strict=True)) if squares else (0.0, 0.0)
     return {
@@ -80,7 +78,7 @@ def diff(archive: Archive, old: Version, new: Version) -> Row:
         "added": sorted(after.keys() - before.keys()),
         "removed": sorted(before.keys() - after.keys()),
         "relative_update": change / norm if norm else None,
-        "transfer_bytes": sum(missing.values()),
+        "transfer_bytes": sum(size for chunk, size in wanted.items() if chunk not in known),
         "changes": rows,
     }
 

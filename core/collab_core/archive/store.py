@@ -5,15 +5,17 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from collab_core.archive.encoding import BadEncoding, Kind, decode_into, encode
+from collab_core.archive.encoding import BadEncoding, Kind, decode_into, encode, new_memory
 from collab_core.archive.index import Index, Place
-from collab_core.archive.packs import SUFFIX, BadPack, NewItem, read_item, write_pack
+from collab_core.archive.packs import SUFFIX, BadPack, NewItem, read_item, read_raw_into, write_pack
+from collab_core.archive.ways import ways_to
 from collab_core.errors import ArchiveError, Code
 from collab_core.tree import RawTensor, TensorEntry
 
-MAX_CHAIN = 64  # what is read; what is written is much shorter
+MAX_WAYS = 64  # to one tensor that are tried
 
 
 class Damaged(ArchiveError):
@@ -33,7 +35,7 @@ class Held:
     """A tensor in memory, and which one it is."""
 
     tensor: bytes
-    data: bytearray
+    data: memoryview
 
 
 class Store:
@@ -47,6 +49,10 @@ class Store:
     def path(self, pack: str) -> Path:
         return self._packs / f"{pack}{SUFFIX}"
 
+    def packs(self) -> set[str]:
+        """All that are on the disk."""
+        return {path.stem for path in self._packs.glob(f"*{SUFFIX}")}
+
     def places(self, tensor: bytes) -> list[Place]:
         """Every encoding of a tensor. An index that cannot answer is made anew."""
         try:
@@ -58,7 +64,7 @@ class Store:
     def has(self, tensor: bytes) -> bool:
         return next(self.chains(tensor), None) is not None
 
-    def read(self, entry: TensorEntry, held: Held | None = None) -> bytearray:
+    def read(self, entry: TensorEntry, held: Held | None = None) -> memoryview:
         """A tensor's bytes, proven to be the right ones.
 
         Args:
@@ -74,9 +80,9 @@ class Store:
         for is_second_try in (False, True):
             if is_second_try:  # perhaps only the index is wrong, or a pack was replaced while we read
                 self.index.rebuild()
-            for chain in self._chains(tensor, frozenset(), held):
+            for chain in self._chains(tensor, held):
                 try:
-                    return self._decode(entry, chain, held)
+                    return self.decode(entry, chain, held)
                 except (BadPack, BadEncoding) as error:
                     if held is not None:  # its memory may be half changed
                         return self.read(entry)
@@ -84,28 +90,26 @@ class Store:
         raise Damaged(faults[0] if faults else "it is in no pack")
 
     def chains(self, tensor: bytes) -> Iterator[list[Place]]:
-        """Every way to a tensor."""
-        return self._chains(tensor, frozenset())
+        """Ways to a tensor, short ones first."""
+        return self._chains(tensor, None)
 
-    def _chains(self, tensor: bytes, seen: frozenset[bytes], held: Held | None = None) -> Iterator[list[Place]]:
-        """Every way to a tensor: whole ones first, then differences to what can be reached."""
-        if held is not None and held.tensor == tensor:
-            yield []
-        if len(seen) >= MAX_CHAIN:
-            return
-        for place in sorted(self.places(tensor), key=lambda place: place.item.kind):
-            if place.item.kind is not Kind.DELTA:
-                yield [place]
-            elif place.item.base is not None and place.item.base not in seen | {tensor}:
-                for chain in self._chains(place.item.base, seen | {tensor}, held):
-                    yield [*chain, place]
+    def _chains(self, tensor: bytes, held: Held | None) -> Iterator[list[Place]]:
+        return islice(ways_to(tensor, self.places, held.tensor if held is not None else None), MAX_WAYS)
 
-    def _decode(self, entry: TensorEntry, chain: list[Place], held: Held | None) -> bytearray:
+    def decode(self, entry: TensorEntry, chain: list[Place], held: Held | None) -> memoryview:
+        """A tensor along one way to it; the memory of what is held becomes its own.
+
+        Raises:
+            BadPack, BadEncoding: it does not lead there.
+        """
         starts_whole = bool(chain) and chain[0].item.kind is not Kind.DELTA
-        data = bytearray(entry.num_bytes) if starts_whole or held is None else held.data
+        data = new_memory(entry.num_bytes) if starts_whole or held is None else held.data
         for place in chain:
-            decode_into(place.item.kind, entry.dtype, read_item(self.path(place.pack), place.item), data)
-        if TensorEntry.of("", RawTensor(entry.dtype, entry.shape, memoryview(data))).digest() != entry.digest():
+            if place.item.kind is Kind.RAW:
+                read_raw_into(self.path(place.pack), place.item, data)
+            else:
+                decode_into(place.item.kind, entry.dtype, read_item(self.path(place.pack), place.item), data)
+        if TensorEntry.of("", RawTensor(entry.dtype, entry.shape, data)).digest() != entry.digest():
             raise BadEncoding("it does not decode to the right bytes")
         return data
 

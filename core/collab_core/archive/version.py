@@ -12,12 +12,17 @@ from typing import Any
 
 from blake3 import blake3
 
+from collab_core.files import is_plain_name
 from collab_core.identity import Identity, is_signed_by
-from collab_core.tree import BadTree, StateTree, TensorEntry
+from collab_core.tree import CHUNK_BYTES, BadTree, StateTree, TensorEntry, is_root
 
 FORMAT = 1
 KIND = b"collab version v1\0"  # signatures of one kind must never pass for another
 MAX_VERSION_BYTES = 2**27
+MAX_SIGNER_CHARS = 64
+MAX_EPOCH = 2**53
+MAX_TIME = 2.0**35  # some thousand years
+WEIGHTS = "model.safetensors"  # beside which the files of a version lie
 
 
 class BadVersion(Exception):
@@ -34,10 +39,21 @@ class Provenance:
     """Samples by peer."""
     samples: int | None = None
     loss: float | None = None
+    """What the trainers said."""
+    held_out_loss: float | None = None
+    """Of the task's evaluation, where somebody measured it."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Versions of what computed it."""
     recipe: Mapping[str, Any] | None = None
     """How a local variant was trained: seed, hashes of data, code and environment, and the command that repeats it."""
+    seed: int | None = None
+    """Of a local variant that has no recipe: what whoever saved it says it was trained with."""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the files it was trained on, by path."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the files that trained it, by path."""
+    environment: str | None = None
+    """Hash of the interpreter, the machine and all packages where it was saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +132,16 @@ class Version:
             body = json.loads(data)
             if _canonical(body) != data:
                 raise ValueError("it is not in its canonical form")
+            _check_types(body)
             written = body.pop("signature")
             signature = bytes.fromhex(written)
             if signature.hex() != written or not is_signed_by(body["signer"], _message(body), signature):
                 raise ValueError("its signature is wrong")
             if body["format"] != FORMAT or body["root"] != root:
                 raise ValueError(f"it is version {body['root']!r} in format {body['format']!r}")
+            names = [name for name, _, _ in body["files"]]
+            if not all(map(is_plain_name, names)) or WEIGHTS in names or len(set(names)) < len(names):
+                raise ValueError("its files have names that no file of a model may have")
             known = {item.name for item in fields(Provenance)}
             return cls(
                 tree=StateTree.from_bytes(base64.b64decode(body["tree"], validate=True), root),
@@ -138,6 +158,42 @@ class Version:
             )
         except (ValueError, KeyError, TypeError, BadTree, binascii.Error, RecursionError) as error:
             raise BadVersion(str(error)) from error
+
+
+def _check_types(body: Mapping[str, Any]) -> None:
+    """A signature says who wrote it, not that it makes sense."""
+    provenance = body["provenance"]
+    mappings = [provenance.get(name, {}) for name in ("contributors", "packages", "data", "code")]
+    is_sound = (
+        type(body["signer"]) is str
+        and len(body["signer"]) <= MAX_SIGNER_CHARS  # decoding it takes quadratic time
+        and type(body["created"]) is float
+        and 0 <= body["created"] < MAX_TIME
+        and (body["parent"] is None or is_root(body["parent"]))
+        and type(body["is_variant"]) is bool
+        and type(body["stored"]) is str
+        and type(body["level"]) is str
+        and _is(provenance.get("run_id"), str)
+        and _is(provenance.get("epoch"), int)
+        and 0 <= (provenance.get("epoch") or 0) <= MAX_EPOCH
+        and _is(provenance.get("samples"), int)
+        and _is(provenance.get("loss"), float, int)
+        and _is(provenance.get("held_out_loss"), float, int)
+        and _is(provenance.get("recipe"), dict)
+        and _is(provenance.get("seed"), int)
+        and _is(provenance.get("environment"), str)
+        and all(type(mapping) is dict for mapping in mappings)
+        and all(
+            type(size) is int and size >= 0 and len(chunks) == -(-size // CHUNK_BYTES)
+            for _, size, chunks in body["files"]
+        )
+    )
+    if not is_sound:
+        raise ValueError("a field of it cannot be")
+
+
+def _is(value: object, *kinds: type) -> bool:
+    return value is None or type(value) in kinds
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

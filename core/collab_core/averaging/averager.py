@@ -6,30 +6,32 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
 
 import torch
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto import averaging_pb2
 
-from collab_core.averaging.buffers import Buffers
-from collab_core.averaging.codecs import CODECS
 from collab_core.averaging.faults import FailAt
-from collab_core.averaging.feedback import Draft, ErrorFeedback
 from collab_core.averaging.group import GROUP_ID_BYTES, MAX_LOST, MAX_RATE, Group, Member, leader_order, round_key
 from collab_core.averaging.link import Bandwidth, Link
-from collab_core.averaging.matchmaking import Behind, Call, Matchmaking, NoGroup
-from collab_core.averaging.reducer import Tools
+from collab_core.averaging.matchmaking import Behind, Call, KeptOut, Matchmaking, NoGroup
+from collab_core.averaging.norms import NOTABLE, clip_factors
+from collab_core.averaging.part_sum import Tools
+from collab_core.averaging.quarantine import Quarantine
 from collab_core.averaging.reduction import Reduction, RoundFailed
+from collab_core.averaging.toolbox import Toolbox
 from collab_core.averaging.wire import BadFrame, Frame, Kind, PartStream, serve_streams
 from collab_core.run.settings import RunSettings
 from collab_core.swarm import Peer, Swarm
 
 LEAVING_GRACE_S = 4.0  # Ctrl-C in the middle of a round: finish it if that is quick
 STOP_POLL_S = 0.25
+CONNECT_SHARE, CONNECT_PAUSE_S = 0.6, 0.3  # of the time after which a reducer gives up on whoever sends nothing
 MIN_BYTES_PER_SECOND = 128 * 1024  # slower than this, a round is not worth waiting for
 MAX_TOLD = 1000
 SERVING_S = 1.0
@@ -50,6 +52,8 @@ class RoundRequest:
     """Receive the average; an auxiliary without state does not need it."""
     companions: Callable[[], list[Peer]]
     """Everyone else who should be in this round, as far as we know now."""
+    is_missing: Callable[[str], bool] = lambda peer_id: False
+    """Whether we know better than its record that a companion is gone: then we do not wait for it."""
     latecomers: Callable[[], set[str]] = set
     """Peers that are on their way to this epoch."""
     should_stop: Callable[[], bool]
@@ -104,22 +108,30 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         settings: RunSettings,
         *,
         layout_hash: bytes,
-        num_values: int,
+        lengths: Sequence[int],
         bandwidth: Bandwidth | None = None,
         fail_at: FailAt | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
+        """
+        Args:
+            swarm: where we are.
+            settings: of the run.
+            layout_hash: what must be equal for everyone.
+            lengths: of the vectors that are averaged, in turn, epoch by epoch.
+            bandwidth: what the link carries; None measures it.
+            fail_at: for tests.
+            quarantine: whom to keep out; by default whoever we catch ourselves.
+        """
         self._swarm = swarm
-        self._layout_hash, self.num_values = layout_hash, num_values
-        self._codec = CODECS[settings.strategy.codec]
+        self._layout_hash = layout_hash
+        self.quarantine = quarantine or Quarantine(swarm, settings.limits.quarantine_epochs)
+        self._toolbox = Toolbox(settings, lengths)
         self._weight_cap = float(settings.limits.max_samples_per_peer)
         self._timeout_s = settings.strategy.averaging_timeout_s
         self._namespace = swarm.run_hash.hex()
         self._parts_name = f"{self._namespace}::parts"
-        self._feedback = ErrorFeedback(num_values)
-        self._buffers = Buffers(num_values)
         self._link = Link(bandwidth)
-        # one, busy: it keeps its scratch space warm, and the arithmetic is quicker than any link
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="collab-average")
         self._fail_at = fail_at
         self._rounds: dict[bytes, Reduction] = {}
         self._told: set[tuple[str, str]] = set()
@@ -131,20 +143,33 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             weight_cap=self._weight_cap,
             matchmaking_time_s=settings.strategy.matchmaking_time_s,
             on_refused=self._on_refused,
+            sentence_of=self.quarantine.sentence_of,
         )
         swarm.reactor.run(self._listen(), timeout_s=10)
 
     async def _listen(self) -> None:
         await self.add_p2p_handlers(self._swarm.p2p, namespace=self._namespace)
-        await serve_streams(self._swarm.p2p, self._parts_name, self._buffers, self._link, self._serve_parts)
+        await serve_streams(self._swarm.p2p, self._parts_name, self._toolbox.buffers, self._link, self._serve_parts)
 
     def _stub_of(self, peer_id: str) -> Any:
         return type(self).get_stub(self._swarm.p2p, PeerID.from_base58(peer_id), namespace=self._namespace)
 
     async def _connect(self, peer_id: str) -> PartStream:
-        return await PartStream.open(self._swarm.p2p, peer_id, self._parts_name, self._buffers, self._link)
+        deadline = asyncio.get_running_loop().time() + CONNECT_SHARE * self._timeout_s
+        while True:
+            try:
+                return await PartStream.open(
+                    self._swarm.p2p, peer_id, self._parts_name, self._toolbox.buffers, self._link
+                )
+            except ControlFailure:
+                # libp2p does not dial again for seconds where it dialled in vain: a peer that just came back is there
+                if asyncio.get_running_loop().time() > deadline or not await self._swarm.answers(peer_id):
+                    raise
+            await asyncio.sleep(CONNECT_PAUSE_S)
 
-    def _on_refused(self, peer_id: str, reason: str) -> None:
+    def _on_refused(self, peer_id: str, reason: str, is_lie: bool) -> None:
+        if is_lie:
+            self.quarantine.caught(peer_id, reason)
         if (peer_id, reason) in self._told or len(self._told) > MAX_TOLD:
             return  # whoever knocks all day long is named once per epoch
         self._told.add((peer_id, reason))
@@ -158,6 +183,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
 
     async def _set_epoch(self, epoch: int) -> None:
         self._told.clear()
+        self.quarantine.set_epoch(epoch)
         self._matchmaking.set_epoch(epoch)
 
     def is_awaited(self, epoch: int, parent_root: str) -> bool:
@@ -179,40 +205,57 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         future.cancel()
         return RoundOutcome(failure="left in the middle of the round")
 
+    def save_feedback(self, path: Path) -> None:
+        """Keep what the codec lost, so that it can still be sent after a restart."""
+        self._toolbox.save_feedback(path, self._namespace)
+
+    def forget_feedback(self) -> None:
+        """Owe nobody anything any more."""
+        self._toolbox.forget_feedback()
+
+    def restore_feedback(self, path: Path) -> None:
+        """Take up what was kept, before the first round."""
+        self._toolbox.restore_feedback(path, self._namespace)
+
     def give_back(self, average: torch.Tensor) -> None:
         """Nobody looks at this average of an earlier round any more: its memory may be used again."""
-        self._buffers.give_back_vector(average)
+        self._toolbox.buffers.give_back_vector(average)
 
     async def _round(self, request: RoundRequest) -> RoundOutcome:
         outcome = RoundOutcome()
         start = time.monotonic()
         try:
-            group = await self._matchmaking.find_group(self._call(request))
+            declared = (request.epoch, request.contribution, request.weight)
+            norm = await asyncio.get_running_loop().run_in_executor(self._toolbox.thread, self._toolbox.norm, *declared)
+            group = await self._matchmaking.find_group(self._call(request, norm))
         except Behind:
             outcome.is_behind, outcome.failure = True, "somebody finished this epoch already"
             return outcome
         except NoGroup as error:
+            if isinstance(error, KeptOut):
+                self.quarantine.told_us(error.sentence, error.leader)
             outcome.failure = str(error)
             return outcome
         finally:
             outcome.matchmaking_s = time.monotonic() - start
         start = time.monotonic()
-        draft = self._feedback.draft()
-        reduction = self._reduction(group, request, draft)
+        tools = self._toolbox.tools(request.epoch)
+        reduction = self._reduction(group, request, tools)
         self._rounds[group.group_id] = reduction
         async with self._registered:
             self._registered.notify_all()
         try:
-            average = await asyncio.wait_for(reduction.run(), self._deadline_s())
-            draft.commit()
+            average = await asyncio.wait_for(reduction.run(), self._deadline_s(request.epoch))
+            tools.feedback.commit()
+            self._tell_clipped(group, request.epoch)
             outcome.average = average if request.wants_average else None
             if not request.wants_average:  # all we do is to serve, so that is what the outcome should tell
                 await reduction.served(SERVING_S)
                 self.give_back(average)
         except RoundFailed as error:
             outcome.failure = str(error)
-        except asyncio.TimeoutError:
-            outcome.failure = f"not finished within {self._deadline_s():.0f} s"
+        except TimeoutError:
+            outcome.failure = f"not finished within {self._deadline_s(request.epoch):.0f} s"
         finally:
             self._matchmaking.finished()
             drain = asyncio.create_task(self._drain(group.group_id, reduction))
@@ -226,9 +269,24 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             self._link.end_round()
         return outcome
 
-    def _deadline_s(self) -> float:
+    def _tell_clipped(self, group: Group, epoch: int) -> None:
+        factors = clip_factors(group.senders, group.norms, adds_up=self._toolbox.adds_up)
+        clipped = {self._swarm.name_of(who): round(factor, 4) for who, factor in factors.items() if factor < NOTABLE}
+        if clipped:
+            self._swarm.events.write("clipped", epoch=epoch, senders=clipped)
+
+    def _deadline_s(self, epoch: int) -> float:
         """How long a whole round may take: nobody holds it up by sending a little now and then."""
-        return 2 * self._timeout_s + self._codec.encoded_bytes(self.num_values) / MIN_BYTES_PER_SECOND
+        return 2 * self._timeout_s + self.round_bytes(epoch) / MIN_BYTES_PER_SECOND
+
+    def round_bytes(self, epoch: int) -> int:
+        """About what this epoch's round moves in each direction."""
+        return self._toolbox.round_bytes(epoch)
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        """What our link carries, as far as we know."""
+        return self._link.bandwidth
 
     def finish(self, timeout_s: float) -> None:
         """Give those who still fetch their averages from us a moment before we leave."""
@@ -239,13 +297,14 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
 
         concurrent.futures.wait([self._swarm.reactor.spawn(drained())], timeout=timeout_s + 1)
 
-    def _call(self, request: RoundRequest) -> Call:
+    def _call(self, request: RoundRequest, norm: float) -> Call:
         key = round_key(self._layout_hash, request.epoch, request.parent_root)
         bandwidth = self._link.bandwidth
         me = Member(
             peer_id=self._swarm.peer_id,
             epoch=request.epoch,
             weight=request.weight,
+            norm=norm,
             can_reduce=self._swarm.record.is_reachable,
             wants_average=request.wants_average,
             upload=min(bandwidth.upload, MAX_RATE),
@@ -260,18 +319,18 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             return leader_order(key, ranks)
 
         def expected() -> set[str]:
-            return {peer.peer_id for peer in request.companions()}
+            return {peer.peer_id for peer in request.companions() if not request.is_missing(peer.peer_id)}
 
         return Call(key, me, leaders, expected, request.latecomers, request.should_stop, request.is_patient)
 
-    def _reduction(self, group: Group, request: RoundRequest, draft: Draft) -> Reduction:
+    def _reduction(self, group: Group, request: RoundRequest, tools: Tools) -> Reduction:
         return Reduction(
             me=self._swarm.peer_id,
             group=group,
             contribution=request.contribution,
-            num_values=self.num_values,
+            num_values=self._toolbox.num_values(request.epoch),
             epoch=request.epoch,
-            tools=Tools(self._codec, draft, self._buffers, self._thread),
+            tools=tools,
             weight_cap=self._weight_cap,
             timeout_s=self._timeout_s,
             connect=self._connect,
@@ -300,7 +359,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         """A member of our group sends its parts and waits for the averages."""
         try:
             hello = await asyncio.wait_for(stream.receive(GROUP_ID_BYTES), self._timeout_s)
-        except (asyncio.TimeoutError, BadFrame):
+        except (TimeoutError, BadFrame):
             return
         if hello is None or hello.kind is not Kind.HELLO:
             return
@@ -315,6 +374,6 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         try:
             async with self._registered:
                 await asyncio.wait_for(self._registered.wait_for(lambda: group_id in self._rounds), GROUP_WAIT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return None
         return self._rounds.get(group_id)

@@ -15,13 +15,12 @@ MAX_KEPT_BYTES = 2**28
 
 
 class Buffers:
-    """Free payloads by size, vectors of one length, and a scratch space per thread."""
+    """Free payloads and vectors by size, and a scratch space per thread."""
 
-    def __init__(self, num_values: int) -> None:
-        self._num_values = num_values
+    def __init__(self) -> None:
         self._payloads: defaultdict[int, list[bytearray]] = defaultdict(list)
         self._kept_bytes = 0
-        self._vectors: list[torch.Tensor] = []
+        self._vectors: dict[int, torch.Tensor] = {}
         self._scratch = threading.local()
         self._lock = threading.Lock()
 
@@ -40,18 +39,16 @@ class Buffers:
                 self._kept_bytes += len(payload)
                 self._payloads[len(payload)].append(payload)
 
-    def vector(self) -> torch.Tensor:
-        """A whole vector with whatever was in it before."""
+    def vector(self, num_values: int) -> torch.Tensor:
+        """A vector with whatever was in it before."""
         with self._lock:
-            if self._vectors:
-                return self._vectors.pop()
-        return torch.empty(self._num_values)
+            free = self._vectors.pop(num_values, None)
+        return torch.empty(num_values) if free is None else free
 
     def give_back_vector(self, vector: torch.Tensor) -> None:
         """Nobody looks at this vector any more."""
         with self._lock:
-            if not self._vectors:
-                self._vectors.append(vector)
+            self._vectors.setdefault(len(vector), vector)
 
     def scratch(self, name: str, num_values: int) -> torch.Tensor:
         """This thread's own space under that name, until the thread asks for it again."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import threading
+from pathlib import Path
+
 import torch
+from blake3 import blake3
 
 from collab_core.averaging.group import Part
+from collab_core.averaging.norms import squared_norm
+from collab_core.files import replace_file
 
 
 class ErrorFeedback:
@@ -12,28 +19,84 @@ class ErrorFeedback:
 
     A sender's loss counts as much as its samples do, a reducer's as much as everyone's. In these units both are the
     same thing, so it does not matter whether we send a part in the next round or reduce it.
+
+    Args:
+        num_values: of the vector.
+        decay: how much of a loss is kept for the next round; 1 is all of it.
     """
 
-    def __init__(self, num_values: int) -> None:
-        self._num_values = num_values
+    def __init__(self, num_values: int, decay: float = 1.0) -> None:
+        self._num_values, self._decay = num_values, decay
         self._spare: torch.Tensor | None = None
         self.residue: torch.Tensor | None = None
+        self._lock = threading.Lock()  # a round ends while the residue is being saved
+
+    def norm(self, values: torch.Tensor, weight: float, scratch: torch.Tensor) -> float:
+        """The norm of a contribution with what is owed, as it would be encoded now; `scratch` holds a block of it."""
+        total = 0.0
+        for start in range(0, self._num_values, len(scratch)):
+            part = Part(start, min(start + len(scratch), self._num_values))
+            owed = self.with_residue(values[part.start : part.stop], part, weight, scratch[: part.num_values])
+            total += squared_norm(owed)
+        return math.sqrt(total)
+
+    def with_residue(self, values: torch.Tensor, part: Part, weight: float, out: torch.Tensor) -> torch.Tensor:
+        """The values and what was lost of this part before; `weight` is what the values will count."""
+        residue = self.residue
+        if residue is None:
+            return values
+        return torch.add(values, residue[part.start : part.stop], alpha=1 / weight, out=out)
 
     def draft(self) -> Draft:
         """What a round would change. Only a round that arrived whole commits its draft."""
         lost, self._spare = self._spare, None  # memory that is warm already; a failed round's is not used again
         return Draft(self, torch.empty(self._num_values) if lost is None else lost)
 
+    def save(self, path: Path, run_id: str) -> None:
+        """Keep it on disk, for the day this peer comes back."""
+        with self._lock:
+            if self.residue is None:
+                return
+            data = self.residue.numpy().tobytes()
+        replace_file(path, [_digest(data, run_id), data])
+
+    def restore(self, path: Path, run_id: str) -> None:
+        """Take up what was saved, if it is of this run and whole; nothing is lost but precision if it is not."""
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return
+        digest, data = content[:32], content[32:]
+        if len(data) == 4 * self._num_values and digest == _digest(data, run_id):
+            self.residue = torch.frombuffer(bytearray(data), dtype=torch.float32)
+
+    def forget(self) -> None:
+        """Nothing is owed any more."""
+        with self._lock:
+            self.residue = None
+
     def store(self, lost: torch.Tensor, parts: list[Part]) -> None:
         """Take over what was lost of these parts; of the others, the residue stays."""
-        if self.residue is None and parts:
-            self.residue = torch.zeros(self._num_values)
-        if self.residue is not None and sum(part.num_values for part in parts) == self._num_values:
-            self.residue, lost = lost, self.residue
-        elif self.residue is not None:
-            for part in parts:
-                self.residue[part.start : part.stop] = lost[part.start : part.stop]
+        with self._lock:
+            self._store(lost, parts)
+
+    def _store(self, lost: torch.Tensor, parts: list[Part]) -> None:
+        if parts:
+            residue = torch.zeros(self._num_values) if self.residue is None else self.residue
+            if sum(part.num_values for part in parts) == self._num_values:
+                residue, lost = lost, residue
+            else:
+                for part in parts:
+                    residue[part.start : part.stop] = lost[part.start : part.stop]
+            if self._decay != 1:
+                for part in parts:
+                    residue[part.start : part.stop].mul_(self._decay)
+            self.residue = residue
         self._spare = lost
+
+
+def _digest(data: bytes, run_id: str) -> bytes:
+    return blake3(data, key=blake3(run_id.encode()).digest()).digest()
 
 
 class Draft:
@@ -47,8 +110,7 @@ class Draft:
 
     def with_residue(self, values: torch.Tensor, part: Part, weight: float, out: torch.Tensor) -> torch.Tensor:
         """The values and what was lost of this part before; `weight` is what the values will count."""
-        residue = self._residue(part)
-        return values if residue is None else torch.add(values, residue, alpha=1 / weight, out=out)
+        return self._feedback.with_residue(values, part, weight, out)
 
     def note(self, part: Part, values: torch.Tensor, decoded: torch.Tensor, weight: float) -> None:
         """Remember what the codec lost of a part."""

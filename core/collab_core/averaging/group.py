@@ -35,6 +35,8 @@ class Member(BaseModel):
     epoch: Annotated[int, Field(ge=0)]
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Samples behind the contribution; 0 sends nothing and only listens."""
+    norm: float = 0.0
+    """Of the vector it will send, before it is encoded."""
     can_reduce: bool
     """Others can connect to it, so it may reduce a part for them."""
     wants_average: bool = True
@@ -85,6 +87,11 @@ class Group:
         """Who contributes, with which declared weight."""
         return {member.peer_id: member.weight for member in self.members if member.weight > 0}
 
+    @property
+    def norms(self) -> dict[str, float]:
+        """Who contributes, with which declared norm."""
+        return {member.peer_id: member.norm for member in self.members if member.weight > 0}
+
     def parts(self, num_values: int) -> dict[str, list[Part]]:
         """Each reducer's parts, in the order in which they travel."""
         loads = [
@@ -101,14 +108,23 @@ class Group:
         return plan
 
 
-def close_group(group_id: bytes, leader: str, members: Sequence[Member]) -> Group:
+def close_group(token: bytes, leader: str, members: Sequence[Member]) -> Group:
     """A group in which nobody reduces whom others could not reach; the leader stays, it is known to be reachable."""
     lost = {peer_id for member in members for peer_id in member.lost} - {leader}
     ordered = sorted(members, key=lambda member: member.peer_id)
-    return Group(
-        group_id,
-        tuple(m.model_copy(update={"can_reduce": False}) if m.peer_id in lost else m for m in ordered),
-    )
+    return name_group(token, [m.model_copy(update={"can_reduce": False}) if m.peer_id in lost else m for m in ordered])
+
+
+def name_group(token: bytes, members: Sequence[Member]) -> Group:
+    """The group of a leader's token and members.
+
+    Its ID follows from everything that was declared. So a leader that tells two peers different things sends them to
+    different groups: neither can be made to believe that the other one broke its word.
+    """
+    digest = blake3(b"collab group v1\0" + token)
+    for member in members:
+        digest.update(member.to_bytes())
+    return Group(digest.digest(GROUP_ID_BYTES), tuple(members))
 
 
 def split(start: int, stop: int) -> list[Part]:

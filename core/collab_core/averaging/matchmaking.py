@@ -18,7 +18,17 @@ from typing import Any, TypeVar
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from collab_core.averaging.group import GROUP_ID_BYTES, MAX_MEMBERS, Group, Member, check_weight, close_group
+from collab_core.averaging.group import (
+    GROUP_ID_BYTES,
+    MAX_MEMBERS,
+    Group,
+    Member,
+    check_weight,
+    close_group,
+    name_group,
+)
+from collab_core.averaging.norms import check_norm
+from collab_core.swarm.record import Sentence
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +43,14 @@ LEADING = b"leading"  # in an acceptance: our window has begun
 
 class NoGroup(Exception):
     """No group came together; try again or look around first."""
+
+
+class KeptOut(NoGroup):
+    """The leader keeps us out for some epochs, and says why."""
+
+    def __init__(self, leader: str, sentence: Sentence) -> None:
+        super().__init__(f"{leader} keeps us out until epoch {sentence.until_epoch}: {sentence.reason}")
+        self.leader, self.sentence = leader, sentence
 
 
 class Behind(Exception):
@@ -75,10 +93,11 @@ class Matchmaking:
         stub_of: Callable[[str], Any],
         weight_cap: float,
         matchmaking_time_s: float,
-        on_refused: Callable[[str, str], None],
+        on_refused: Callable[[str, str, bool], None],
+        sentence_of: Callable[[str], Sentence | None] = lambda peer_id: None,
     ) -> None:
         self._me, self._stub_of, self._weight_cap = me, stub_of, weight_cap
-        self._window_s, self._on_refused = matchmaking_time_s, on_refused
+        self._window_s, self._on_refused, self._sentence_of = matchmaking_time_s, on_refused, sentence_of
         self._epoch = 0
         self._call: Call | None = None
         self._leader: str | None = None
@@ -178,7 +197,8 @@ class Matchmaking:
                 self._unfit.setdefault(call.key, set()).add(leader)
                 if message.code == averaging_pb2.BAD_SCHEMA_HASH:
                     raise Behind
-                raise NoGroup(f"refused by {leader}")
+                sentence = Sentence.from_bytes(message.gathered[0]) if message.gathered else None
+                raise NoGroup(f"refused by {leader}") if sentence is None else KeptOut(leader, sentence)
             is_following = message.code == averaging_pb2.NOT_A_LEADER
             suggested = PeerID(message.suggested_leader).to_base58() if message.suggested_leader else self._me
         except (Behind, NoGroup):
@@ -215,7 +235,7 @@ class Matchmaking:
 
     def _read_group(self, message: Message, call: Call) -> Group | None:
         """A leader's group, believed only if it makes sense and says of us what we said."""
-        if len(message.gathered) > MAX_MEMBERS:
+        if len(message.gathered) > MAX_MEMBERS or len(message.group_id) != GROUP_ID_BYTES:
             return None
         members = [Member.from_bytes(data) for data in message.gathered]
         peer_ids = [PeerID(data).to_base58() for data in message.ordered_peer_ids]
@@ -223,12 +243,16 @@ class Matchmaking:
             return None
         good = []
         for member, peer_id in zip(members, peer_ids, strict=True):
-            if member is None or member.peer_id != peer_id or check_weight(member.weight, self._weight_cap):
+            if member is None or member.peer_id != peer_id or self._fault(member):
                 return None
             if member.epoch != call.me.epoch or (peer_id == self._me and not _is_same(member, call.me)):
                 return None
             good.append(member)
-        return Group(message.group_id, tuple(good)) if any(member.can_reduce for member in good) else None
+        return name_group(message.group_id, good) if any(member.can_reduce for member in good) else None
+
+    def _fault(self, member: Member) -> str:
+        """Why what somebody declares is refused; empty if it is fine."""
+        return check_weight(member.weight, self._weight_cap) or check_norm(member.norm)
 
     # --- leading ---
 
@@ -266,15 +290,16 @@ class Matchmaking:
             self._joined.clear()
             try:
                 await asyncio.wait_for(self._joined.wait(), POLL_S)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 continue
         return None
 
     def _close(self, members: list[Member]) -> Group:
-        group = close_group(secrets.token_bytes(GROUP_ID_BYTES), self._me, members)
+        token = secrets.token_bytes(GROUP_ID_BYTES)
+        group = close_group(token, self._me, members)
         message = averaging_pb2.MessageFromLeader(
             code=averaging_pb2.BEGIN_ALLREDUCE,
-            group_id=group.group_id,
+            group_id=token,
             ordered_peer_ids=[PeerID.from_base58(member.peer_id).to_bytes() for member in group.members],
             gathered=[member.to_bytes() for member in group.members],
         )
@@ -297,12 +322,17 @@ class Matchmaking:
             if member is None or len(request.schema_hash) != 32
             else "asked to join a round in another peer's name"
             if member.peer_id != remote
-            else check_weight(member.weight, self._weight_cap)
+            else self._fault(member)
         )
         if reason or member is None:
             self._refused.add(remote)
-            self._on_refused(remote, reason)
+            self._on_refused(remote, reason, member is not None)  # what we cannot read may be of another version
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        if (sentence := self._sentence_of(remote)) is not None:
+            self._refused.add(remote)
+            code = averaging_pb2.PROTOCOL_VIOLATION
+            yield averaging_pb2.MessageFromLeader(code=code, gathered=[sentence.to_bytes()])
             return
         if member.epoch < self._epoch:
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.BAD_SCHEMA_HASH)

@@ -3,98 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from collab_core.averaging.buffers import Buffers
-from collab_core.averaging.codecs import Codec, largest
-from collab_core.averaging.feedback import Draft
 from collab_core.averaging.group import Part
+from collab_core.averaging.norms import clip_factors, largest_squared_norm
+from collab_core.averaging.part_stack import PartStack
+from collab_core.averaging.part_sum import PartLost, PartSum, Refused, Sender, Tools
+
+logger = logging.getLogger(__name__)
 
 LARGEST_SUM = 1e37
-
-T = TypeVar("T")
-
-
-class Refused(Exception):
-    """A sender broke the rules: its part enters no average, and it is banned for the round."""
-
-
-class PartLost(Exception):
-    """Nobody's contribution to a part is left, or it cannot be reduced: there is no average of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What the arithmetic of a round needs."""
-
-    codec: Codec
-    feedback: Draft
-    buffers: Buffers
-    thread: ThreadPoolExecutor
-
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do arithmetic off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *arguments)
-
-
-class PartSum:
-    """The weighted sum of one part. Its methods are the arithmetic, all in one thread.
-
-    It grows where what the codec loses of it will be, on top of what was lost before: both are in units of samples.
-    """
-
-    def __init__(self, part: Part, own: torch.Tensor | None, own_weight: float, average: torch.Tensor) -> None:
-        self._part, self._average = part, average
-        self._own: torch.Tensor | None = own
-        self._own_weight = own_weight
-        self._weight = 0.0
-        self._has_begun = self._is_done = False
-
-    def add(self, payload: bytearray, weight: float, limit: float, tools: Tools) -> None:
-        """Add a sender's values, unless one of them is not finite or larger than `limit`."""
-        values = tools.buffers.scratch("values", self._part.num_values)
-        tools.codec.decode(payload, values)
-        bound = largest(values)
-        if bound > limit:  # the bound is of all values together; is any single one too large?
-            bound = float(values.abs().max())
-        if not math.isfinite(bound):
-            raise Refused("has values that are not finite")
-        if bound > limit:
-            raise Refused(f"has values as large as {bound:.3g}")
-        if self._is_done:
-            return  # it was given up before it came
-        self._begin(tools.feedback).add_(values, alpha=weight)
-        self._weight += weight
-
-    def begin(self, feedback: Draft) -> None:
-        """Take our own contribution in, so that its memory is free for the next one."""
-        if not self._is_done:
-            self._begin(feedback)
-
-    def _begin(self, feedback: Draft) -> torch.Tensor:
-        if not self._has_begun:
-            self._has_begun = True
-            feedback.begin_sum(self._part, self._own, self._own_weight)
-            self._weight = self._own_weight if self._own is not None else 0.0
-        return feedback.sum(self._part)
-
-    def finish(self, payload: bytearray, tools: Tools) -> None:
-        """Encode the mean, once; the average is what everyone decodes from it."""
-        total = self._begin(tools.feedback)
-        self._is_done = True
-        if self._weight == 0:
-            raise PartLost("no contribution to a part was left")
-        mean = torch.div(total, self._weight, out=tools.buffers.scratch("values", self._part.num_values))
-        if not tools.codec.encode(mean, payload, self._average):
-            raise PartLost("a part reduced here is not finite")
-        if not tools.codec.is_lossless:
-            tools.feedback.end_sum(self._part, self._average, self._weight)
 
 
 class Reducer:
@@ -109,6 +31,7 @@ class Reducer:
         senders: everyone who contributes, with the declared weight.
         contribution: this peer's own, or None.
         average: the whole vector; this peer's parts of it are filled in.
+        norms: what the senders declared; None holds nobody to anything.
     """
 
     def __init__(
@@ -119,15 +42,18 @@ class Reducer:
         contribution: torch.Tensor | None,
         average: torch.Tensor,
         tools: Tools,
+        norms: Mapping[str, float] | None = None,
     ) -> None:
         self.parts = tuple(parts)
-        self._senders, self._tools = dict(senders), tools
-        own_weight = senders.get(me, 0.0)
+        self._tools = tools
+        self._senders = self._declared(senders, norms)
+        mine = self._senders.get(me, Sender(0.0))
+        kind = PartSum if tools.reduce is None else PartStack
         self._sums = [
-            PartSum(
+            kind(
                 part,
                 None if contribution is None else contribution[part.start : part.stop],
-                own_weight,
+                mine,
                 average[part.start : part.stop],
             )
             for part in parts
@@ -143,27 +69,64 @@ class Reducer:
         self.banned: dict[str, str] = {}
         self.on_part_done: Callable[[], None] | None = None
 
+    def _declared(self, weights: Mapping[str, float], norms: Mapping[str, float] | None) -> dict[str, Sender]:
+        if norms is None:
+            return {sender: Sender(weight) for sender, weight in weights.items()}
+        num_values, codec = sum(part.num_values for part in self.parts), self._tools.codec
+        factors = clip_factors(weights, norms, adds_up=self._tools.adds_up)
+        return {
+            sender: Sender(
+                weight, norms[sender], factors[sender], largest_squared_norm(norms[sender], num_values, codec)
+            )
+            for sender, weight in weights.items()
+        }
+
     def start(self) -> None:
         """Parts that wait for nobody are done at once."""
         for index in range(len(self.parts)):
             self._close_if_complete(index)
 
     async def add(self, sender: str, index: int, payload: bytearray) -> None:
-        """Take a part from another peer; raise Refused if it cannot be right."""
-        if sender in self.banned or sender not in self._waiting[index]:
-            return
-        part_sum, weight = self._sums[index], self._senders[sender]
+        """Take a part from another peer; raise Refused if it cannot be right. The payload is ours from now on.
+
+        What has begun goes on if the caller is cancelled because the sender left: others wait for the part.
+        """
+        if sender not in self.banned and sender in self._waiting[index]:
+            await asyncio.shield(self._begin(self._take(sender, index, payload)))
+
+    async def _take(self, sender: str, index: int, payload: bytearray) -> None:
+        part_sum, declared = self._sums[index], self._senders[sender]
+        is_last = self._waiting[index] == {sender}
+
+        def add() -> None:
+            try:
+                part_sum.add(payload, declared, self._largest, self._tools)
+            except Refused:
+                raise
+            except Exception as error:  # the part must not be lost for everyone because of one sender
+                logger.exception("could not add a part of %s", sender)
+                raise Refused(f"could not be added ({type(error).__name__})", is_lie=False) from error
+
         try:
-            if self._waiting[index] == {sender}:  # the last one: add and finish in one go, as waking a thread costs
+            if is_last:  # add and finish in one go, as waking a thread costs
                 self._is_closing[index] = True
-                await self._close(index, lambda: part_sum.add(payload, weight, self._largest, self._tools))
+                await self._close(index, add)
             else:
-                await self._tools.run(part_sum.add, payload, weight, self._largest, self._tools)
+                await self._tools.run(add)
         except Refused as error:
-            self._is_closing[index] = False
-            raise Refused(f"part {index} {error}") from None
+            if is_last:
+                self._is_closing[index] = False
+                self._close_if_complete(index)  # it was banned meanwhile
+            raise Refused(f"part {index} {error}", is_lie=error.is_lie) from None
         self._waiting[index].discard(sender)
         self._close_if_complete(index)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody waits for it any more
+        return task
 
     def ban(self, sender: str, reason: str) -> None:
         """Go on without a sender: what it has not sent yet is no longer waited for."""
@@ -178,13 +141,11 @@ class Reducer:
     def _close_if_complete(self, index: int) -> None:
         if not self._waiting[index] and not self._is_closing[index]:
             self._is_closing[index] = True
-            task = asyncio.get_running_loop().create_task(self._close(index))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._close(index))
 
     async def _close(self, index: int, before: Callable[[], None] | None = None) -> None:
         result, part_sum = self._results[index], self._sums[index]
-        payload = self._tools.buffers.payload(self._tools.codec.encoded_bytes(self.parts[index].num_values))
+        payload = self._tools.buffers.payload(self._tools.average_codec.encoded_bytes(self.parts[index].num_values))
 
         def work() -> None:
             if before is not None:

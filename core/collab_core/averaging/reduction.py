@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -11,10 +12,14 @@ import torch
 from collab_core.averaging.codecs import is_finite
 from collab_core.averaging.faults import FailAt
 from collab_core.averaging.group import Group, Part, check_weight
-from collab_core.averaging.reducer import PartLost, Reducer, Refused, Tools
+from collab_core.averaging.part_sum import PartLost, Refused, Tools
+from collab_core.averaging.reducer import Reducer
 from collab_core.averaging.wire import BadFrame, Frame, Kind, PartStream
 
-Refusal = Callable[[str, str], None]
+logger = logging.getLogger(__name__)
+
+Refusal = Callable[[str, str, bool], None]
+"""Who is refused, why, and whether that was a lie: something that no honest peer does, whatever others do to it."""
 
 SERVED_POLL_S = 0.05
 START_TIMEOUT_S = 8.0  # a sender that has not even opened its stream by then is gone
@@ -70,7 +75,7 @@ class Reduction:
         fail_at: FailAt | None,
     ) -> None:
         self.me, self.group = me, group
-        self.average = tools.buffers.vector()
+        self.average = tools.buffers.vector(num_values)
         self.bytes_sent = self.bytes_received = 0
         self.lost: dict[str, str] = {}
         self.refused: dict[str, str] = {}
@@ -80,7 +85,9 @@ class Reduction:
         self._weight_cap, self._timeout_s = weight_cap, timeout_s
         self._connect, self._on_refused, self._fail_at = connect, on_refused, fail_at
         self._plan = group.parts(num_values)
-        self._reducer = Reducer(me, self._plan.get(me, []), group.senders, self._contribution, self.average, tools)
+        self._reducer = Reducer(
+            me, self._plan.get(me, []), group.senders, self._contribution, self.average, tools, group.norms
+        )
         self.share = sum(part.num_values for part in self._reducer.parts) / num_values
         self._reducer.on_part_done = self._after_a_part
         self._started: set[str] = {me}
@@ -144,7 +151,7 @@ class Reduction:
 
     async def _receive_average(self, stream: PartStream, peer_id: str, index: int, part: Part) -> bytearray:
         # a reducer must itself wait for its slowest sender, so it gets twice the time
-        num_bytes = self._codec.encoded_bytes(part.num_values)
+        num_bytes = self._tools.average_codec.encoded_bytes(part.num_values)
         try:
             frame = await asyncio.wait_for(stream.receive(num_bytes), 2 * self._timeout_s)
         except BadFrame as error:
@@ -160,7 +167,7 @@ class Reduction:
         mine = self.average[part.start : part.stop]
 
         def decode() -> bool:
-            self._codec.decode(payload, mine)
+            self._tools.average_codec.decode(payload, mine)
             return is_finite(mine)
 
         if not await self._tools.run(decode):
@@ -228,7 +235,8 @@ class Reduction:
             await self._end(stream, Kind.NO_GROUP)
             return
         if sender not in self.group.peer_ids or sender in self._started:
-            self._on_refused(sender, "sent to a round twice, or without being in its group")
+            # not a lie: a leader that begins a group twice makes its members do this
+            self._on_refused(sender, "sent to a round twice, or without being in its group", False)
             await self._end(stream, Kind.REFUSED)
             return
         self._started.add(sender)
@@ -282,7 +290,7 @@ class Reduction:
                 if frame.weight != declared:
                     raise Refused(f"declared a weight of {declared:g}, then sent {frame.weight:g}")
                 self.bytes_received += num_bytes
-                await adding.then(self._add(sender, index, frame.payload))
+                await adding.then(self._reducer.add(sender, index, frame.payload))
             await adding.done()
             last = await asyncio.wait_for(stream.receive(0), self._timeout_s)
             if last is not None and last.kind is not Kind.END:
@@ -290,16 +298,15 @@ class Reduction:
         except BadFrame as error:  # only of the last frame: nothing was to come any more
             return self._refuse(sender, f"sent more than its {len(parts)} parts ({error})")
         except Refused as error:
-            return self._refuse(sender, str(error))
-        except asyncio.TimeoutError:
+            return self._refuse(sender, str(error), is_lie=error.is_lie)
+        except TimeoutError:
             self._lose(sender, "silent for too long")
+        except Exception as error:  # whatever it is, the others should not wait for this sender
+            logger.exception("could not take the parts of %s", sender)
+            self._lose(sender, f"its part could not be taken ({type(error).__name__})")
         finally:
             await adding.cancel()
         return True
-
-    async def _add(self, sender: str, index: int, payload: bytearray) -> None:
-        await self._reducer.add(sender, index, payload)
-        self._tools.buffers.give_back(payload)
 
     async def _next_part(self, stream: PartStream, index: int, num_bytes: int) -> Frame | None:
         try:
@@ -310,10 +317,10 @@ class Reduction:
             raise Refused(f"part {index} did not come, but {frame.kind.name} with {len(frame.payload)} bytes")
         return frame
 
-    def _refuse(self, sender: str, reason: str) -> bool:
+    def _refuse(self, sender: str, reason: str, *, is_lie: bool = True) -> bool:
         self.refused[sender] = reason
         self._reducer.ban(sender, reason)
-        self._on_refused(sender, reason)
+        self._on_refused(sender, reason, is_lie)
         return False
 
     async def served(self, timeout_s: float) -> None:

@@ -14,15 +14,12 @@ from pathlib import Path
 from blake3 import blake3
 
 from collab_core.errors import Code, ConfigError, StateError
-from collab_core.files import replace_file
+from collab_core.files import is_plain_name, replace_file
 
 MAX_ASSETS = 64
 MAX_ASSET_BYTES = 32 * 2**20
 MAX_ASSETS_BYTES = 64 * 2**20
 HASH_DIGITS = 64
-
-# A name becomes a file name on other people's machines: no folders, nothing hidden, nothing a shell or Windows minds.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9_-]{1,16}){0,3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ def check_assets(assets: Mapping[str, Asset]) -> None:
     if len(assets) > MAX_ASSETS:
         raise ValueError(f"a run may have at most {MAX_ASSETS} files, not {len(assets)}")
     for name in assets:
-        if not _NAME.fullmatch(name):
+        if not is_plain_name(name):
             raise ValueError("the name of a file must be letters, digits, '_', '-' and dots between them")
     if len({name.lower() for name in assets}) < len(assets):
         raise ValueError("two files have the same name")  # on a disk that does not tell small letters from capitals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -185,9 +186,14 @@ def grant(key: OrganiserKey, run_hash: bytes, peer_id: str) -> str:
 def is_granted(public: bytes, run_hash: bytes, peer_id: str, grant: str) -> bool:
     """Whether `grant` is the organiser's for this peer and this run. It comes from a peer: junk is a plain no."""
     try:
-        return verify(public, _grant_message(run_hash, peer_id), _from_hex(grant, SIGNATURE_BYTES, "grant"))
+        return _is_granted(public, run_hash, peer_id, grant)
     except (ValueError, TypeError, AttributeError):
         return False
+
+
+@functools.lru_cache(4096)  # everybody's record is looked at many times a second
+def _is_granted(public: bytes, run_hash: bytes, peer_id: str, grant: str) -> bool:
+    return verify(public, _grant_message(run_hash, peer_id), _from_hex(grant, SIGNATURE_BYTES, "grant"))
 
 
 def _grant_message(run_hash: bytes, peer_id: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,11 +12,6 @@ from pydantic import ValidationError
 from collab_core.errors import Code, ConfigError
 from collab_core.run.problems import Problem, model_problems, option_problems
 from collab_core.run.settings import RunSettings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 RUN_FILE = "run.toml"
 MAX_RUN_FILE_BYTES = 256 * 1024  # a typo such as /dev/zero must end in words, not in a full memory

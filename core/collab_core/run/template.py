@@ -85,19 +85,24 @@ description = ""                  # one or two sentences for the people you invi
 
 {task}
 [strategy]
-name = "allreduce"
+name = "allreduce"                # or "diloco": many steps alone between two rounds; or "gossip": in pairs
 target_batch_size = 256           # samples the whole swarm collects for one epoch (one update)
-codec = "fp16"                    # how values travel: "fp16" or "none" (float32, twice the bytes)
+local_steps = "auto"              # only for "diloco": steps between two rounds; or a number
+fragments = 1                     # only for "diloco": pieces of the model that are averaged in turn
+overlap_steps = 0                 # only for "diloco": most steps taken while a round is under way
+codec = "fp16"                    # how values travel: "none" (float32), "fp16", "int8", "int4" or "topk"
+reduction = "mean"                # or "centered-clip", "trimmed-mean": a few hostile peers change little
 matchmaking_time_s = 10.0         # how long a round waits for peers that are late
 averaging_timeout_s = 60.0        # how long a peer may be silent in a round before it is left out
 
 [optimizer]
-name = "adamw"                    # "adamw", "lamb" or "sgd"
+name = "adamw"                    # "adamw", "lamb" or "sgd"; for "diloco" also "adamw8bit"
 lr = 0.01
 beta1 = 0.9
 beta2 = 0.95
 eps = 1e-8
 momentum = 0.0                    # only for "sgd"
+nesterov = false                  # only for "sgd" with momentum
 weight_decay = 0.01
 clip_norm = 1.0                   # largest norm of the averaged gradient; 0 turns clipping off
 warmup_epochs = 5
@@ -105,13 +110,31 @@ decay = "constant"                # "constant", "linear" or "cosine"
 decay_epochs = 0                  # epochs from warm-up to the final learning rate; 0 with "constant"
 final_lr_fraction = 0.1           # final learning rate, as a part of lr
 
+[outer]                           # only for "diloco": the update from everyone's steps
+lr = 0.7
+momentum = 0.9                    # 0 with codec = "topk"
+mix = 0.5                         # with overlap_steps: how much of its own a trainer keeps
+
+[gossip]                          # only for "gossip", which also needs codec = "none"
+stop = "never"                    # "converged": the run ends by itself when models agree and learn no more
+consensus = 1e-3                  # models agree below this squared distance, relative to how far they came
+plateau = 1e-3                    # the held-out loss falls by less than this part of itself in a window ...
+window = 20                       # ... of so many meetings, ...
+num_windows = 3                   # ... so many times in a row
+
 [limits]
 max_samples_per_peer = 4096       # most that one peer may add to an epoch: its greatest weight
+quarantine_epochs = 10            # how long a peer that lied is kept out; doubled each time, 0: never
 max_epochs = 0                    # the run ends after so many; 0 means it has no end
 
 [checkpoints]
 every = 1                         # epochs between two versions in an auxiliary's archive; 0 keeps none
 keep = 20                         # newest versions that stay; of older ones, every 10th and 100th epoch
+prefer = "balanced"               # old versions: "storage" keeps them small, "speed" quick to get back
+evaluate = 10                     # epochs between two measurements of the loss on held-out data; 0 never
+remote = ""                       # where whole states go too: owner/name on the Hub, or a folder
+upload_every = 10                 # epochs between two of those
+checkpointers = []                # peer IDs of those who upload; none: the organiser's auxiliaries
 """
 
 

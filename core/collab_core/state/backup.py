@@ -14,7 +14,7 @@ from collab_core.errors import Code, StateError
 from collab_core.files import replace_file
 from collab_core.state.snapshot import Snapshot
 from collab_core.state.tensors import raw, tensor_from, tree_of
-from collab_core.tree import BadTree, StateTree
+from collab_core.tree import BadTree, StateTree, is_root
 
 MAGIC = b"collab state 1\n"
 
@@ -52,11 +52,31 @@ def read_backup(path: Path, run_id: str) -> Backup | None:
     """The last backup of this run, or None if there is none. Damage is a StateError, never a wrong model."""
     if not path.exists():
         return None
-    damaged = StateError(
+    backup = _parse(path, run_id)
+    if tree_of(backup.tensors).root != backup.root:
+        raise _damaged(path)
+    return backup
+
+
+def salvage(path: Path, run_id: str) -> Snapshot | None:
+    """What can be read of a damaged backup. It is no state of the run, but most of its chunks are still right."""
+    try:
+        tensors = _parse(path, run_id).tensors
+        return Snapshot(int(tensors["run/epoch"].item()), tensors)
+    except (StateError, KeyError):
+        return None
+
+
+def _damaged(path: Path) -> StateError:
+    return StateError(
         Code.BAD_BACKUP,
         f"The backup {path} is damaged.",
-        fix="It was put aside; the state is fetched from other peers, if there are any.",
+        fix="It was put aside; what is wrong in it is fetched from other peers, if there are any.",
     )
+
+
+def _parse(path: Path, run_id: str) -> Backup:
+    damaged = _damaged(path)
     try:
         data = path.read_bytes()
         if not data.startswith(MAGIC):
@@ -78,10 +98,8 @@ def read_backup(path: Path, run_id: str) -> Backup | None:
                 raise damaged
             tensors[entry.name] = tensor_from(piece, entry.dtype, entry.shape)
             offset += entry.num_bytes
-        history = {int(epoch): str(root) for epoch, root in header["history"]}
+        history = {int(epoch): root for epoch, root in header["history"] if is_root(root)}
         counters = {str(key): int(value) for key, value in header["counters"].items()}
     except (OSError, ValueError, KeyError, TypeError, struct.error, BadTree, msgpack.UnpackException) as error:
         raise damaged from error
-    if tree_of(tensors).root != header["root"]:
-        raise damaged
     return Backup(tensors, header["root"], history, counters)

@@ -7,8 +7,9 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
 
 import msgpack
@@ -20,25 +21,49 @@ from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from collab_core.errors import CollabError
 from collab_core.run.assets import Asset
 from collab_core.run.manifest import SignedManifest
+from collab_core.state.assembly import Assembly
+from collab_core.state.download import (
+    MESSAGE_TIMEOUT_S,
+    MIN_BYTES_PER_SECOND,
+    Chunks,
+    DonorBusy,
+    DonorFailed,
+    Download,
+    Progress,
+    pack_request,
+    unpack_request,
+)
+from collab_core.state.pool import ChunkPool
 from collab_core.state.replica import MAX_HISTORY
 from collab_core.state.snapshot import Snapshot
-from collab_core.state.tensors import tensor_from
+from collab_core.state.throttle import Busy, Throttle
 from collab_core.swarm.swarm import Swarm
-from collab_core.tree import CHUNK_BYTES, BadTree, StateTree
+from collab_core.tree import CHUNK_BYTES, BadTree, StateTree, is_root
 
 NAMESPACE = "collab"  # not the run's hash: a joiner asks for the manifest before it knows it
-MESSAGE_TIMEOUT_S = 15.0
-MAX_CHUNKS_PER_REQUEST = 64
-MIN_BYTES_PER_SECOND = 64 * 1024  # a donor slower than this is set aside
 NUM_SNAPSHOTS = 2  # a newcomer may still be fetching the last epoch's state when the next one is there
 MAX_SNAPSHOTS = 4  # and if it is slow, the state it asked for is kept a little longer
 PIN_S = 60.0
 MAX_HISTORY_BYTES = 2**20
 STOP_POLL_S = 0.2
+ASK_AROUND_S = 2.0  # how often we ask who has something by now
+ASSET_ATTEMPTS, ASSET_PAUSE_S = 3, 0.5  # of a donor whose connection broke
+MAX_ANSWER_BYTES = 2 * CHUNK_BYTES
+ALL = b"all"
+BUSY = b"busy"
 
 
-class DonorFailed(Exception):
-    """A donor could not, or would not, give what it promised."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sources:
+    """Where a state comes from. Asked again and again, as people come and go."""
+
+    holders: Callable[[], Sequence[str]]
+    """Who claims to hold all of it, best first."""
+    newcomers: Callable[[], Sequence[str]] = tuple
+    """Who may be fetching it, as we are."""
+    on_bad_donor: Callable[[str, str], None]
+    """Told who failed us, and how."""
+    on_progress: Callable[[Progress], None] = lambda progress: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +73,11 @@ class Fetched:
     tensors: dict[str, torch.Tensor]
     history: dict[int, str]
     num_bytes: int
+    """All that came, with what came twice."""
+    lost_bytes: dict[str, int]
+    """What was under way from each donor that failed us, and had to be asked of others."""
+    late_bytes: int
+    """What was asked twice at the end, so that nobody waits for the slowest; some of it came twice."""
     donors: tuple[str, ...]
 
 
@@ -62,6 +92,12 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         self._history: Mapping[int, str] = {}
         self._manifest = b""
         self._assets: Mapping[bytes, bytes] = {}
+        self._fetching: tuple[str, Assembly] | None = None
+        """Root, and what we have of it: newcomers who come together help each other."""
+        self._reaching: dict[str, asyncio.Task[None]] = {}
+        """Donors of this download that we connect to, or are connected to."""
+        self.throttle = Throttle()
+        """What we give away of the state per second."""
         swarm.reactor.run(self._listen(), timeout_s=10)
 
     async def _listen(self) -> None:
@@ -87,7 +123,8 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         recent = older[-(NUM_SNAPSHOTS - 1) :]
         pinned = [one for one in older if now - self._asked_for.get(one.root, -PIN_S) < PIN_S and one not in recent]
         self._snapshots = (*pinned[-(MAX_SNAPSHOTS - NUM_SNAPSHOTS) :], *recent, snapshot)
-        self._asked_for = {root: asked for root, asked in self._asked_for.items() if now - asked < PIN_S}
+        asked_for = dict(self._asked_for)  # the reactor's thread adds to it
+        self._asked_for = {root: asked for root, asked in asked_for.items() if now - asked < PIN_S}
         self._history = dict(history)
 
     async def rpc_manifest(self, request: BytesValue, context: P2PContext) -> BytesValue:
@@ -95,9 +132,9 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         return BytesValue(value=self._manifest)
 
     async def rpc_asset(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
-        """A file of the run, by its hash; nothing if we do not have it."""
+        """A file of the run, by its hash; an empty message if we do not have it."""
         data = self._assets.get(request.value, b"")
-        for start in range(0, len(data), CHUNK_BYTES):
+        for start in range(0, max(len(data), 1), CHUNK_BYTES):
             yield BytesValue(value=data[start : start + CHUNK_BYTES])
 
     async def rpc_tree(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
@@ -112,16 +149,41 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         for start in range(0, len(data), CHUNK_BYTES):
             yield BytesValue(value=data[start : start + CHUNK_BYTES])
 
-    async def rpc_chunks(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
-        """The chunks asked for, in order; the stream ends at the first one we lack."""
-        digests = msgpack.unpackb(request.value)
-        if not isinstance(digests, list) or len(digests) > MAX_CHUNKS_PER_REQUEST:
-            return
+    async def rpc_chunks(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """The chunks asked for, one after the other; nothing if we lack one, or if it is too much.
+
+        If others are before you and it would take long, the answer is BUSY.
+        """
+        digests = unpack_request(request.value)
+        size = 0
         for digest in digests:
-            chunk = next((found for one in self._snapshots if (found := one.chunk(digest)) is not None), None)
-            if chunk is None:
-                return
-            yield BytesValue(value=bytes(chunk))
+            chunk = self._chunk(digest)
+            size += 0 if chunk is None else len(chunk)
+            if chunk is None or size > MAX_ANSWER_BYTES:
+                return BytesValue()
+            del chunk
+        try:
+            await self.throttle.pass_through(size)  # nothing is held meanwhile: the state may well move on
+        except Busy:
+            return BytesValue(value=BUSY)
+        found = [chunk for digest in digests if (chunk := self._chunk(digest)) is not None]
+        return BytesValue(value=b"".join(found) if len(found) == len(digests) else b"")
+
+    def _chunk(self, digest: bytes) -> bytes | memoryview | None:
+        for snapshot in self._snapshots:
+            if (chunk := snapshot.chunk(digest)) is not None:
+                self._asked_for[snapshot.root] = time.monotonic()
+                return chunk
+        return self._fetching[1].get(digest) if self._fetching is not None else None
+
+    async def rpc_have(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """Which chunks of a state we have: all, or a bit for each while we fetch it ourselves; nothing if none."""
+        if any(one.root.encode() == request.value for one in self._snapshots):
+            return BytesValue(value=ALL)
+        if self._fetching is None or self._fetching[0].encode() != request.value:
+            return BytesValue()
+        state = self._fetching[1]
+        return BytesValue(value=_bits(sorted(state.sizes), state.sizes.keys() - state.missing))
 
     # --- getting ---
 
@@ -152,80 +214,146 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         self, assets: Mapping[str, Asset], donors: Sequence[str], on_bad_donor: Callable[[str, str], None]
     ) -> dict[str, bytes]:
         files: dict[str, bytes] = {}
-        for donor in donors:
-            try:
-                for name in assets.keys() - files.keys():
-                    files[name] = await self._fetch_asset(donor, assets[name])
-            except DonorFailed as error:
-                on_bad_donor(donor, str(error))
-            except Exception as error:  # noqa: BLE001 - a stranger's bytes: whatever they break, only this donor is lost
-                on_bad_donor(donor, f"the connection broke ({type(error).__name__})")
+        remaining = list(donors)
+        for attempt in range(ASSET_ATTEMPTS):
+            await asyncio.sleep(attempt * ASSET_PAUSE_S)
+            for donor in list(remaining):
+                try:
+                    for name in assets.keys() - files.keys():
+                        files[name] = await self._fetch_asset(donor, assets[name])
+                except DonorFailed as error:
+                    remaining.remove(donor)
+                    on_bad_donor(donor, str(error))
+                except Exception as error:  # noqa: BLE001 - a stranger's bytes: whatever they break, others are asked
+                    on_bad_donor(donor, f"the connection broke ({type(error).__name__})")
+            if files.keys() == assets.keys():
+                break
         return files
 
     async def _fetch_asset(self, donor: str, asset: Asset) -> bytes:
         data = bytearray()
         async for piece in self._stream(donor, "rpc_asset", asset.hash.encode(), asset.size):
             data += piece
+            if not piece and asset.size:
+                raise DonorFailed("does not have the run's files")
             if len(data) > asset.size:
                 raise DonorFailed("sent a file that is too large")
+        if len(data) < asset.size:  # hivemind 1.1.12 ends the stream of a broken connection as if it were complete
+            raise ConnectionResetError
         if Asset.of(bytes(data)) != asset:
-            raise DonorFailed("sent a file that does not match its hash" if data else "does not have the run's files")
+            raise DonorFailed("sent a file that does not match its hash")
         return bytes(data)
 
     def fetch_state(
         self,
         root: str,
-        donors: Sequence[str],
+        sources: Sources,
         own: Snapshot,
-        on_bad_donor: Callable[[str, str], None],
+        pool: Path,
         stop: threading.Event,
+        spare: Sequence[Snapshot] = (),
     ) -> Fetched | None:
-        """Fetch the chunks of a state that we lack, from one donor after the other.
-
-        A donor that dies or lies costs what was in flight; the next one goes on from there.
+        """Fetch the chunks of a state that we lack, from everyone who has them; None if that is not to be had.
 
         Args:
             root: of the state to get.
-            donors: who claims to hold it, best first.
+            sources: who may have it.
             own: what we have: its chunks are reused, and the state we get must have the same tensors.
-            on_bad_donor: told who failed us, and how.
+            pool: where chunks are kept until all are there; an interrupted download goes on from it.
             stop: gives up when set.
+            spare: more whose chunks may be of use.
         """
-        future = self._swarm.reactor.spawn(self._fetch_state(root, donors, own, on_bad_donor))
+        future = self._swarm.reactor.spawn(self._fetch_state(root, sources, [own, *spare], ChunkPool(pool)))
         while not concurrent.futures.wait([future], timeout=STOP_POLL_S).done:
             if stop.is_set():
                 future.cancel()
+                concurrent.futures.wait([future], timeout=STOP_POLL_S)
                 return None
         return future.result()
 
     async def _fetch_state(
-        self, root: str, donors: Sequence[str], own: Snapshot, on_bad_donor: Callable[[str, str], None]
+        self, root: str, sources: Sources, own: Sequence[Snapshot], pool: ChunkPool
     ) -> Fetched | None:
-        tree: StateTree | None = None
-        history: dict[int, str] = {}
-        chunks: dict[bytes, bytes | memoryview] = {}
-        num_bytes, helped = 0, []
+        failed: set[str] = set()
+
+        def set_aside(donor: str, reason: str) -> None:
+            failed.add(donor)
+            sources.on_bad_donor(donor, reason)
+
+        found = await self._fetch_any_tree(sources.holders(), root, own[0], set_aside)
+        if found is None:
+            return None
+        tree, history = found
+        state = Assembly(tree)
+        for digest in list(state.missing):
+            if (mine := next((chunk for one in own if (chunk := one.chunk(digest)) is not None), None)) is not None:
+                state.put(digest, mine)
+        await asyncio.to_thread(pool.open, set(state.missing), state.put)
+
+        def keep(digest: bytes, chunk: bytes) -> None:
+            state.put(digest, chunk)
+            pool.add(digest, chunk)
+
+        missing = {digest: state.sizes[digest] for digest in state.missing}
+        download = Download(missing, self._ask, keep, set_aside, sources.on_progress)
+        self._fetching = root, state
+        self._reaching.clear()
+        asking = asyncio.create_task(self._ask_around(download, root, sources, failed))
+        try:
+            for donor in sources.holders():
+                if donor not in failed:
+                    download.offer(donor)
+            await download.run()
+            if state.missing:
+                return None
+            num_bytes = download.progress.num_bytes + download.wasted_bytes
+            lost_bytes, late_bytes = dict(download.lost_bytes), download.late_bytes
+            return Fetched(state.tensors(), history, num_bytes, lost_bytes, late_bytes, download.helpers)
+        finally:
+            asking.cancel()
+            self._fetching = None
+            pool.close() if state.missing else pool.clear()
+
+    async def _ask_around(self, download: Download, root: str, sources: Sources, failed: set[str]) -> None:
+        """Tell the download of those who got the state since, or parts of it."""
+        while True:
+            await asyncio.sleep(ASK_AROUND_S)
+            for donor in sources.holders():
+                if donor not in failed:
+                    download.offer(donor)
+            asked = [donor for donor in sources.newcomers() if donor not in failed]
+            answers = await asyncio.gather(*(self._what_has(donor, root) for donor in asked), return_exceptions=True)
+            for donor, has in zip(asked, answers, strict=True):
+                if not isinstance(has, BaseException):
+                    download.offer(donor, has)
+
+    async def _what_has(self, donor: str, root: str) -> set[bytes] | None:
+        """Chunks that a newcomer has; None: all."""
+        reply = await self._stub_of(donor).rpc_have(BytesValue(value=root.encode()), timeout=MESSAGE_TIMEOUT_S)
+        if reply.value == ALL:
+            return None
+        return _digests(sorted(self._fetching[1].sizes) if self._fetching is not None else [], reply.value)
+
+    async def _fetch_any_tree(
+        self, donors: Sequence[str], root: str, own: Snapshot, set_aside: Callable[[str, str], None]
+    ) -> tuple[StateTree, dict[int, str]] | None:
         for donor in donors:
             try:
-                if tree is None:
-                    tree, history = await self._fetch_tree(donor, root, own)
-                    for digest in tree.chunk_sizes():
-                        if (mine := own.chunk(digest)) is not None:
-                            chunks[digest] = mine
-                sizes = tree.chunk_sizes()
-                missing = [digest for digest in sizes if digest not in chunks]
-                for start in range(0, len(missing), MAX_CHUNKS_PER_REQUEST):
-                    wanted = {digest: sizes[digest] for digest in missing[start : start + MAX_CHUNKS_PER_REQUEST]}
-                    async for digest, chunk in self._chunks(donor, wanted):
-                        chunks[digest] = chunk
-                        num_bytes += len(chunk)
-                helped.append(donor)
-                return Fetched(_assemble(tree, chunks), history, num_bytes, tuple(helped))
+                return await self._fetch_tree(donor, root, own)
             except DonorFailed as error:
-                on_bad_donor(donor, str(error))
+                set_aside(donor, str(error))
             except Exception as error:  # noqa: BLE001 - a stranger's bytes: whatever they break, only this donor is lost
-                on_bad_donor(donor, f"the connection broke ({type(error).__name__})")
+                set_aside(donor, f"the connection broke ({type(error).__name__})")
         return None
+
+    async def _ask(self, donor: str, digests: Chunks) -> bytes:
+        if donor not in self._reaching:
+            self._reaching[donor] = asyncio.create_task(self._swarm.reach(donor))
+        await asyncio.shield(self._reaching[donor])
+        reply = await self._stub_of(donor).rpc_chunks(BytesValue(value=pack_request(digests)))
+        if reply.value == BUSY and digests != (blake3(BUSY).digest(),):
+            raise DonorBusy("is busy")
+        return bytes(reply.value)
 
     async def _fetch_tree(self, donor: str, root: str, own: Snapshot) -> tuple[StateTree, dict[int, str]]:
         own_size = len(own.tree.to_bytes())
@@ -243,19 +371,6 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         if tree.shapes() != own.tree.shapes():
             raise DonorFailed("sent the state of another model")
         return tree, _read_history(pieces[0])
-
-    async def _chunks(self, donor: str, sizes: Mapping[bytes, int]) -> AsyncIterator[tuple[bytes, bytes]]:
-        digests = list(sizes)
-        received = 0
-        async for chunk in self._stream(donor, "rpc_chunks", msgpack.packb(digests), sum(sizes.values())):
-            if received == len(digests) or len(chunk) != sizes[digests[received]]:
-                raise DonorFailed("sent bytes of the wrong size")
-            if blake3(chunk).digest() != digests[received]:
-                raise DonorFailed("sent bytes that do not match their hash")
-            yield digests[received], chunk
-            received += 1
-        if received < len(digests):
-            raise DonorFailed("no longer holds that state")
 
     async def _stream(self, donor: str, method: str, request: bytes, num_bytes: int) -> AsyncIterator[bytes]:
         """A donor's answer, which may neither fall silent nor trickle."""
@@ -278,14 +393,17 @@ def _read_history(data: bytes) -> dict[int, str]:
     """Roots of past epochs, as the donor tells; junk is worth as much as nothing."""
     try:
         pairs = msgpack.unpackb(data)
-        history = {epoch: root for epoch, root in pairs if type(epoch) is int and type(root) is str and len(root) == 64}
+        history = {epoch: root for epoch, root in pairs if type(epoch) is int and epoch >= 0 and is_root(root)}
     except (ValueError, TypeError, msgpack.UnpackException):
         return {}
     return dict(sorted(history.items())[-MAX_HISTORY:])
 
 
-def _assemble(tree: StateTree, chunks: Mapping[bytes, bytes | memoryview]) -> dict[str, torch.Tensor]:
-    return {
-        entry.name: tensor_from(bytearray().join(chunks[digest] for digest in entry.chunks), entry.dtype, entry.shape)
-        for entry in tree.entries
-    }
+def _bits(order: Sequence[bytes], has: Collection[bytes]) -> bytes:
+    number = sum(1 << position for position, digest in enumerate(order) if digest in has)
+    return number.to_bytes((len(order) + 7) // 8, "little")
+
+
+def _digests(order: Sequence[bytes], bits: bytes) -> set[bytes]:
+    number = int.from_bytes(bits[: (len(order) + 7) // 8], "little")
+    return {digest for position, digest in enumerate(order) if number >> position & 1}

@@ -65,6 +65,16 @@ class StateFolder:
         return self.path / "backup.collab"
 
     @property
+    def feedback(self) -> Path:
+        """What a lossy codec still owes the others."""
+        return self.path / "feedback.collab"
+
+    @property
+    def download(self) -> Path:
+        """Chunks of a state that is being fetched."""
+        return self.path / "download.chunks"
+
+    @property
     def archive(self) -> Path:
         """Every version of the model, at an auxiliary."""
         return self.path / "archive"
@@ -72,6 +82,11 @@ class StateFolder:
     @property
     def data(self) -> Path:
         return self.path / "data.json"
+
+    @property
+    def exchanges(self) -> Path:
+        """What became of the last meetings with others, in a gossip run."""
+        return self.path / "exchanges.json"
 
     @property
     def manifest(self) -> Path:
@@ -100,8 +115,13 @@ class StateFolder:
 
     def read_port(self) -> int | None:
         """The port of the last time, so that an invite stays true across restarts."""
+        return self.port_in(self.path)
+
+    @staticmethod
+    def port_in(path: Path) -> int | None:
+        """The same of any state folder, also of one that a living peer holds."""
         with contextlib.suppress(OSError, ValueError):
-            port = int((self.path / "port").read_text())
+            port = int((path / "port").read_text())
             return port if 0 < port < 65536 else None
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgpack
@@ -11,6 +11,23 @@ from blake3 import blake3
 
 from collab_core.errors import Code, TaskError
 from collab_core.update import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Neighbouring tensors that are averaged in one round."""
+
+    start: int
+    stop: int
+    num_params: int
+    """How many of its values are parameters; the rest are buffers."""
+    names: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    """Its parameters, counted from its start."""
+
+    @property
+    def num_values(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -57,6 +74,31 @@ class Layout:
             segments.append(Segment(name, start, _size(shape), decays=len(shape) >= 2))
             start += _size(shape)
         return tuple(segments)
+
+    def fragments(self, number: int) -> tuple[Fragment, ...]:
+        """The vector in so many pieces of about the same size, cut between tensors; buffers go with the last one.
+
+        Fewer, if there are not so many parameters.
+        """
+        cuts = [0]
+        for index, segment in enumerate(self.segments[1:], start=1):
+            missing, left = number - len(cuts), len(self.segments) - index
+            if missing and (segment.start >= len(cuts) * self.num_params / number or left <= missing):
+                cuts.append(index)
+        return tuple(
+            self._fragment(first, last) for first, last in zip(cuts, [*cuts[1:], len(self.segments)], strict=True)
+        )
+
+    def _fragment(self, first: int, last: int) -> Fragment:
+        segments = self.segments[first:last]
+        start = segments[0].start if segments else 0
+        names = tuple(segment.name for segment in segments)
+        stop = segments[-1].stop if segments else 0
+        num_params = stop - start
+        if last == len(self.segments):
+            names, stop = names + tuple(name for name, _ in self.buffers), self.num_values
+        shifted = tuple(replace(segment, start=segment.start - start) for segment in segments)
+        return Fragment(start, stop, num_params, names, shifted)
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Each parameter (and buffer, if `flat` is long enough to hold them) as a view into a flat vector."""

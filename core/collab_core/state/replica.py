@@ -8,7 +8,7 @@ import torch
 
 from collab_core.errors import Code, StateError
 from collab_core.run.settings import OptimizerSettings
-from collab_core.state.layout import Layout
+from collab_core.state.layout import Fragment, Layout
 from collab_core.state.snapshot import Snapshot
 from collab_core.update import Optimizer, UpdateStats
 
@@ -19,26 +19,52 @@ MAX_HISTORY = 4096
 class Replica:
     """The state, flat and on the CPU in float32. Everything that counts is in its root."""
 
-    def __init__(self, layout: Layout, settings: OptimizerSettings, initial: torch.Tensor) -> None:
+    def __init__(
+        self, layout: Layout, settings: OptimizerSettings, initial: torch.Tensor, num_fragments: int = 1
+    ) -> None:
+        """
+        Args:
+            layout: where everything lies.
+            settings: of the replicated update.
+            initial: parameters and buffers at epoch 0.
+            num_fragments: every epoch updates one of so many pieces, in turn.
+        """
         self.layout = layout
+        self.fragments = layout.fragments(num_fragments)
         self.epoch = 0
         self.parent_root = NO_PARENT
         self.values = initial.clone()
         """Parameters, then buffers."""
         self.history: dict[int, str] = {}
         """Roots of the epochs we know to be behind us."""
-        self._optimizer = Optimizer(settings, layout.segments, layout.num_params)
-        self._optimizer_state = self._optimizer.new_state()
+        self.num_loads = 0
+        """How often the state was replaced as a whole: whatever was begun from the last one is over then."""
+        self._optimizers = [Optimizer(settings, piece.segments, piece.num_params) for piece in self.fragments]
+        names = self._optimizers[0].state_names
+        self._optimizer_state = {name: torch.zeros(layout.num_params) for name in names}
 
     @property
-    def params(self) -> torch.Tensor:
-        return self.values[: self.layout.num_params]
+    def fragment(self) -> Fragment:
+        """What this epoch's round is about."""
+        return self.fragments[self.epoch % len(self.fragments)]
 
     def update(self, average: torch.Tensor, root: str) -> UpdateStats:
-        """Apply one averaged vector: the optimizer for the gradient, replacement for buffers. `root`: what we had."""
-        num_params = self.layout.num_params
-        stats = self._optimizer.step(self.params, average[:num_params], self._optimizer_state, self.epoch)
-        self.values[num_params:] = average[num_params:]
+        """Apply this epoch's averaged vector: what the optimizer needs, then how far buffers moved.
+
+        Args:
+            average: as long as this epoch's fragment.
+            root: what we had.
+        """
+        piece = self.fragment
+        optimizer = self._optimizers[self.epoch % len(self.fragments)]
+        params, buffers = (
+            slice(piece.start, piece.start + piece.num_params),
+            slice(piece.start + piece.num_params, piece.stop),
+        )
+        state = {name: flat[params] for name, flat in self._optimizer_state.items()}
+        stats = optimizer.step(self.values[params], average[: piece.num_params], state, self.epoch)
+        if stats.is_finite:
+            self.values[buffers] += average[piece.num_params :]
         self.remember(root)
         self.parent_root = root
         self.epoch += 1
@@ -74,6 +100,7 @@ class Replica:
         for name, tensor in tensors.items():
             if not name.startswith("run/"):
                 own[name].copy_(tensor)
+        self.num_loads += 1
         self.epoch = int(tensors["run/epoch"].item())
         self.parent_root = bytes(tensors["run/parent_root"].tolist()).hex()
         self.history = {epoch: root for epoch, root in sorted(history.items())[-MAX_HISTORY:] if epoch < self.epoch}

@@ -20,7 +20,7 @@ def raw(tensor: torch.Tensor) -> RawTensor:
     return RawTensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), data)
 
 
-def tensor_from(data: bytearray, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+def tensor_from(data: bytearray | memoryview, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor over these bytes."""
     kind = DTYPES[dtype]
     flat = torch.frombuffer(data, dtype=kind, count=math.prod(shape)) if data else torch.empty(0, dtype=kind)

@@ -145,7 +145,7 @@ async def probe(addresses: Sequence[str]) -> dict[str, str]:
             return ""  # another kind of address: only the daemon can tell
         try:
             _, writer = await asyncio.wait_for(asyncio.open_connection(*place), PROBE_TIMEOUT_S)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
         except (ValueError, OverflowError):
             return "not an address"

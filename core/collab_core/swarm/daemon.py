@@ -71,6 +71,15 @@ def free_port(address: str) -> int:
         ) from error
 
 
+def is_free(address: str, port: int) -> bool:
+    """Whether nobody listens on a port now."""
+    try:
+        _listener(address, port).close()
+    except OSError:
+        return False
+    return True
+
+
 def _check_ports(listen: Sequence[str]) -> None:
     """go-libp2p shares a port with other daemons instead of refusing it, and half of the callers then reach the wrong
     peer. So we ask the kernel first."""

@@ -1,4 +1,7 @@
-"""The run's directory in the DHT: everyone writes a signed record about itself and reads everyone's."""
+"""The run's directory: everyone tells a signed record about itself, and hears of everyone's.
+
+Records live in the DHT, where newcomers find them; between two looks at it, they travel by `News`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,18 +19,22 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from collab_core.identity import Identity
 from collab_core.swarm.names import friendly_name
+from collab_core.swarm.news import News, Note
 from collab_core.swarm.reactor import Reactor
-from collab_core.swarm.record import PeerRecord, records_key, seal, unseal
+from collab_core.swarm.record import MAX_LIFETIME_S, PeerRecord, records_key, seal, unseal
 from collab_core.telemetry.events import EventLog
 
 logger = logging.getLogger(__name__)
 
 RECORD_LIFETIME_S = 12.0  # a killed peer is gone from everyone's view after this long
-HEARTBEAT_S = 3.0
+HEARTBEAT_S = 3.0  # a record is made anew, stored in the DHT, and everyone's are read there
 STORE_TIMEOUT_S = 8.0  # a peer that just died holds up a request for 3 s; this must be longer, or nothing is stored
-MIN_PUBLISH_GAP_S = 0.2
-READ_PERIOD_S = 0.3
 READ_TIMEOUT_S = 5.0
+NEWS_PERIOD_S = 0.2
+NEWS_PERIOD_PER_PEER_S = 0.01  # in a large swarm everybody's records change all the time
+SILENCE_S = 1.0  # if a neighbour has no news for so long, there is still the DHT
+DHT_PERIOD_S = 0.3  # how often it is asked then
+UNFIT_S = 10.0  # how long a neighbour that does not answer is left alone
 STILL_S = 300.0  # a trainer whose record tells no progress for so long is hung, and no company
 
 
@@ -50,27 +57,39 @@ class Directory:
         self.reactor, self.events = reactor, events
         self.run_hash = b""
         self.node: Any = None
+        self._p2p: Any = None
         self.on_new_peer: Callable[[], None] = lambda: None
+        self.rank: Callable[[Peer], int] = lambda peer: peer.record.role != "aux"
+        """Whom to ask for news: the lowest."""
+        self.ignored: frozenset[str] = frozenset()
+        """Peers that are no company: they are kept out of rounds."""
         self.last_sign_of_trainers = time.monotonic()
         """When another trainer was last seen to make progress; when we began to look, if never."""
         self._identity, self._record = identity, record
         self._peers: dict[str, Peer] = {}
         self._lock = threading.Lock()
         self._changed: asyncio.Event | None = None
+        self._news = News(self._take)
+        self._sealed: tuple[PeerRecord, Note] | None = None
+        self._last_news = -SILENCE_S
+        self._contacts: Sequence[str] = ()
+        self._unfit: dict[str, float] = {}
+        """Neighbours that did not answer, and until when they are left alone."""
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, node: Any, run_hash: bytes) -> None:
-        """Begin to tell and to hear."""
-        self.node, self.run_hash = node, run_hash
+    async def start(self, node: Any, p2p: Any, run_hash: bytes, contacts: Sequence[str]) -> None:
+        """Begin to tell and to hear; at first from those who let us in."""
+        self.node, self._p2p, self.run_hash, self._contacts = node, p2p, run_hash, contacts
         self._changed = asyncio.Event()
-        self._tasks = [asyncio.create_task(loop()) for loop in (self._publish_loop, self._read_loop)]
+        await self._news.listen(p2p)
+        self._tasks = [asyncio.create_task(loop()) for loop in (self._store_loop, self._read_loop, self._news_loop)]
 
     async def say_goodbye(self) -> None:
         """Others need not wait until our record runs out."""
         if self._record.role == "observer":
             return
         self._record = self._record.model_copy(update={"phase": "left"})
-        await self._store()
+        await asyncio.gather(self._store(), self._hear_news(), return_exceptions=True)
 
     # --- telling about ourselves ---
 
@@ -89,33 +108,44 @@ class Directory:
 
         self.reactor.call_soon(wake)
 
-    async def _store(self) -> bool:
-        expiration = get_dht_time() + RECORD_LIFETIME_S
-        record = self._record.model_copy(update={"time": time.time()})
-        value = seal(record, self.run_hash, self._identity, expiration)
-        return bool(
-            await self.node.store(
-                records_key(self.run_hash),
-                value=value,
-                subkey=self.peer_id,
-                expiration_time=expiration,
-                await_all_replicas=False,
-            )
+    def _note(self) -> Note:
+        """Our record, sealed: made anew when it changed, and before it runs out."""
+        now = get_dht_time()
+        if self._sealed is not None:
+            record, note = self._sealed
+            if record == self._record and note.expires > now + RECORD_LIFETIME_S - HEARTBEAT_S:
+                return note
+        record, expires = self._record, now + RECORD_LIFETIME_S
+        value = seal(record.model_copy(update={"time": time.time()}), self.run_hash, self._identity, expires)
+        note = Note(self.peer_id, expires, value)
+        self._sealed = record, note
+        self._news.keep(note)
+        return note
+
+    async def _store(self) -> None:
+        note = self._note()
+        await self.node.store(
+            records_key(self.run_hash),
+            value=note.value,
+            subkey=note.peer_id,
+            expiration_time=note.expires,
+            await_all_replicas=False,
         )
 
-    async def _publish_loop(self) -> None:
-        assert self._changed is not None
+    async def _store_loop(self) -> None:
         if self._record.role == "observer":
             return
+        stored: PeerRecord | None = None
+        latest = 0.0
         while True:
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._store(), timeout=STORE_TIMEOUT_S)
-            except Exception as error:  # noqa: BLE001 - whatever the network does, the next heartbeat tries again
-                logger.debug("publishing our record failed: %r", error)
-            await asyncio.sleep(MIN_PUBLISH_GAP_S)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout=HEARTBEAT_S)
+            now = time.monotonic()
+            if now >= latest + HEARTBEAT_S or (self._is_silent() and stored != self._record):
+                stored, latest = self._record, now
+                try:
+                    await asyncio.wait_for(self._store(), timeout=STORE_TIMEOUT_S)
+                except Exception as error:  # noqa: BLE001 - whatever the network does, the next heartbeat tries again
+                    logger.debug("publishing our record failed: %r", error)
+            await asyncio.sleep(DHT_PERIOD_S)
 
     # --- hearing about others ---
 
@@ -139,22 +169,33 @@ class Directory:
 
     def refresh(self, timeout_s: float = READ_TIMEOUT_S) -> None:
         """Read everyone's records now, instead of waiting for the next round of reading; late is better than never."""
-        future = self.reactor.spawn(self._read())
+
+        async def read() -> None:
+            await asyncio.gather(self._read(), self._hear_news())
+
+        future = self.reactor.spawn(read())
         concurrent.futures.wait([future], timeout=timeout_s)
         future.cancel()
 
     async def _read(self) -> None:
         found = await self.node.get(records_key(self.run_hash), latest=True)
+        items = found.value.items() if found is not None and isinstance(found.value, dict) else ()
+        self._take(Note(peer_id, item.expiration_time, item.value) for peer_id, item in items)
+
+    def _take(self, notes: Iterable[Note]) -> None:
+        """Believe the notes that are signed and newer than what we have."""
         now = get_dht_time()
         arrived: dict[str, Peer] = {}
-        if found is not None and isinstance(found.value, dict):
-            for peer_id, item in found.value.items():
-                known = self._peers.get(peer_id)
-                if peer_id == self.peer_id or (known is not None and known.expires >= item.expiration_time):
-                    continue  # checking a signature takes longer than anything else here
-                record = unseal(item.value, self.run_hash, peer_id, item.expiration_time)
-                if record is not None and item.expiration_time > now:
-                    arrived[peer_id] = Peer(peer_id, record, item.expiration_time)
+        for note in notes:
+            if note.peer_id == self.peer_id or not max(now, self._news.newest(note.peer_id)) < note.expires:
+                continue  # checking a signature takes longer than anything else here
+            if note.expires > now + MAX_LIFETIME_S:
+                continue
+            record = unseal(note.value, self.run_hash, note.peer_id, note.expires)
+            if record is not None:
+                self._news.keep(note)
+                arrived[note.peer_id] = Peer(note.peer_id, record, note.expires)
+        self._news.forget(now)
         self._merge(arrived, now)
 
     def _merge(self, arrived: dict[str, Peer], now: float) -> None:
@@ -179,7 +220,11 @@ class Directory:
                     del self._peers[peer_id]
                     events.append(("peer_left", peer, f"silent for {RECORD_LIFETIME_S:.0f} s"))
             moment = time.monotonic()
-            trainers = (peer for peer in self._peers.values() if peer.record.role == "trainer")
+            trainers = (
+                peer
+                for peer_id, peer in self._peers.items()
+                if peer.record.role == "trainer" and peer_id not in self.ignored
+            )
             if any(moment - peer.changed < STILL_S for peer in trainers):
                 self.last_sign_of_trainers = moment
         for event, peer, reason in events:
@@ -189,12 +234,48 @@ class Directory:
             self.on_new_peer()
 
     async def _read_loop(self) -> None:
+        latest = 0.0
         while True:
-            try:
-                await asyncio.wait_for(self._read(), timeout=READ_TIMEOUT_S)
-            except Exception as error:  # noqa: BLE001 - see _publish_loop
-                logger.debug("reading records failed: %r", error)
-            await asyncio.sleep(READ_PERIOD_S)
+            now = time.monotonic()
+            if now >= latest + HEARTBEAT_S or self._is_silent():
+                latest = now
+                try:
+                    await asyncio.wait_for(self._read(), timeout=READ_TIMEOUT_S)
+                except Exception as error:  # noqa: BLE001 - see _store_loop
+                    logger.debug("reading records failed: %r", error)
+            await asyncio.sleep(DHT_PERIOD_S)
+
+    # --- news ---
+
+    def _is_silent(self) -> bool:
+        return time.monotonic() > self._last_news + SILENCE_S
+
+    def _neighbour(self) -> str | None:
+        """The peer that everyone asks for news; it asks the next best one."""
+        now = time.monotonic()
+        ranked = sorted(self.peers(), key=lambda peer: (self.rank(peer), peer.peer_id))
+        known = [peer.peer_id for peer in ranked if peer.record.is_reachable]
+        return next((one for one in (*known, *self._contacts) if self._unfit.get(one, 0.0) <= now), None)
+
+    async def _hear_news(self) -> None:
+        neighbour = self._neighbour()
+        if neighbour is None:
+            return
+        try:
+            await self._news.ask(self._p2p, neighbour, self._note() if self._record.role != "observer" else None)
+            self._last_news = time.monotonic()
+        except Exception as error:  # noqa: BLE001 - a stranger's answer: whatever is wrong with it, we ask another one
+            logger.info("%s has no news for us: %r", neighbour, error)
+            self._unfit[neighbour] = time.monotonic() + UNFIT_S
+
+    async def _news_loop(self) -> None:
+        assert self._changed is not None
+        while True:
+            self._changed.clear()
+            await self._hear_news()
+            await asyncio.sleep(NEWS_PERIOD_S + NEWS_PERIOD_PER_PEER_S * len(self._peers))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout=NEWS_PERIOD_S)
 
 
 def _progress(peer: Peer) -> tuple[object, ...]:

@@ -28,7 +28,7 @@ PING_PROTOCOL, PING, PING_TIMEOUT_S = "/ipfs/ping/1.0.0", bytes(range(32)), 2.0
 
 
 class Links:
-    """Our connections to others. Everything here runs in the reactor's thread; `connected` may be read from any."""
+    """Our connections to others. Everything here runs in the reactor's thread; what is public may be read from any."""
 
     def __init__(
         self,
@@ -50,6 +50,8 @@ class Links:
         self._p2p, self._node, self._records, self._hints, self._on_moved = p2p, node, records, hints, on_moved
         self.connected: Mapping[str, frozenset[str]] = {}
         """Peers we have a connection with, and where it leads."""
+        self.missing: frozenset[str] = frozenset()
+        """Peers that should be there, but have no connection with us and did not take one when we last tried."""
         self._sources: dict[tuple[str, str], str] = {}
         self._told: dict[str, set[str]] = {}
         self._left: dict[str, set[str]] = {}
@@ -77,8 +79,9 @@ class Links:
             if (peer_id not in self.connected or peer_id not in routed) and self._next_try.get(peer_id, 0.0) <= now
         ]
         if missed:
-            await asyncio.gather(*(self._dial(peer_id, targets[peer_id]) for peer_id in missed))
+            await asyncio.gather(*(self.dial(peer_id, targets[peer_id]) for peer_id in missed))
             await self._list()
+        self.missing = frozenset(self._pauses.keys() - self.connected.keys())
 
     def _targets(self, records: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         """Whom to be connected to: where they say they are, then where we were told."""
@@ -100,13 +103,19 @@ class Links:
     def _after_our_move(self, targets: Mapping[str, Sequence[str]]) -> set[str]:
         """Peers our packets now leave for from another address: what we had with them is dead, though TCP would need
         minutes to say so."""
-        ends = [(peer_id, host) for peer_id, addresses in self.connected.items() for host in _hosts(addresses)]
+        connected = {(peer_id, host) for peer_id, addresses in self.connected.items() for host in _hosts(addresses)}
+        # Whom we lost since the last look, we may have lost because we moved.
+        ends = connected | {end for end in self._sources if end[0] in targets}
         hosts = {host for _, host in ends} | {host for addresses in targets.values() for host in _hosts(addresses)}
         ways = {host: source_towards(host) for host in hosts}
         here = next((source for source in ways.values() if source and not is_loopback(source)), None)
         before = {end: self._sources[end] for end in ends if end in self._sources}
         # If there is no way to anybody, there is nothing to do: perhaps it comes back as it was.
-        moved = {end for end, source in before.items() if here is not None and ways[end[1]] != source}
+        moved = {
+            end
+            for end, source in before.items()
+            if here is not None and ways[end[1]] != source and (end in connected or ways[end[1]])
+        }
         self._sources = {end: source for end in ends if (source := ways[end[1]] or before.get(end))}
         for old, new in {(before[end], ways[end[1]] or here) for end in moved}:
             if new is not None:
@@ -167,7 +176,8 @@ class Links:
                 if len(choice) == len(addresses):
                     raise
 
-    async def _dial(self, peer_id: str, addresses: Sequence[str]) -> None:
+    async def dial(self, peer_id: str, addresses: Sequence[str]) -> None:
+        """Connect to a peer. Never raises: `look` tries again."""
         remote = PeerID.from_base58(peer_id)
         try:
             if peer_id not in self.connected:

@@ -86,7 +86,7 @@ class DialBack(ServicerBase):  # type: ignore[misc]
         self._num_dialling += 1
         try:
             places = [(host, port) for host in await self._hosts_of(asker) for port in ports]
-            found = await asyncio.gather(*(_is_there(asker, host, port) for host, port in places))
+            found = await asyncio.gather(*(is_there(asker, host, port) for host, port in places))
         finally:
             self._num_dialling -= 1
         answer = [[host, port, is_there] for (host, port), is_there in zip(places, found, strict=True)]
@@ -135,12 +135,12 @@ class DialBack(ServicerBase):  # type: ignore[misc]
         return [answer for answer in answers if answer is not None]
 
 
-async def _is_there(peer_id: str, host: str, port: int) -> bool:
+async def is_there(peer_id: str, host: str, port: int) -> bool:
     """Whether that peer answers at that place."""
     for _ in range(NUM_ATTEMPTS):
         try:
             return await asyncio.wait_for(who_answers(host, port), ATTEMPT_TIMEOUT_S) == peer_id
-        except asyncio.TimeoutError:
+        except TimeoutError:
             continue
         except (OSError, NotAPeer) as error:
             logger.info("%s is not at %s port %d: %r", peer_id, host, port, error)

@@ -22,6 +22,9 @@ SIGNATURE_BYTES = 64
 MAX_NAME_CHARS = 48
 MAX_PEER_ID_CHARS = 64  # decoding base58 takes quadratic time
 
+MAX_SENTENCES = 8
+MAX_REASON_CHARS = 120
+
 Root = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_COUNT = 2**53 - 1
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
@@ -29,7 +32,55 @@ Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 Mode = Literal["direct", "relay", "client"]
 """How others reach a peer: by itself, through an auxiliary, or not at all."""
+Stage = Literal["training", "ending", "done"]
+"""Of a gossip run, for one of its trainers."""
 Phase = Literal["joining", "working", "averaging", "serving", "left"]
+
+
+class CheckpointNote(BaseModel):
+    """A checkpoint that a peer put where the run keeps them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    epoch: Count
+    root: Root
+    revision: Annotated[str, Field(max_length=256)]
+
+
+class Sentence(BaseModel):
+    """A peer that another one caught in a lie, and until when it is kept out of rounds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    peer_id: Annotated[str, Field(max_length=MAX_PEER_ID_CHARS)]
+    until_epoch: Count
+    """The first epoch whose round it may join again."""
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+    def to_bytes(self) -> bytes:
+        return bytes(msgpack.packb(self.model_dump()))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Sentence | None:
+        """None if it is not one."""
+        try:
+            return cls.model_validate(msgpack.unpackb(data)) if len(data) <= MAX_RECORD_BYTES else None
+        except (ValidationError, ValueError, msgpack.UnpackException):
+            return None
+
+
+class GossipNote(BaseModel):
+    """What a trainer of a gossip run tells: its model cannot be compared with others' by its root."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    sketch: Annotated[bytes, Field(max_length=256)] = b""
+    """Of what it brought to its last meeting (`collab_core.gossip.sketch`)."""
+    distance: Rate | None = None
+    """How far it saw itself from the others."""
+    is_for_end: bool = False
+    """Its vote: the models agree, and the loss falls no more."""
+    stage: Stage = "training"
 
 
 class PeerRecord(BaseModel):
@@ -52,13 +103,24 @@ class PeerRecord(BaseModel):
     """Samples in all epochs of the history that led to this root, as far as this peer saw."""
     epoch_samples: Count = 0
     """Samples collected for the epoch under way."""
+    epoch_target: Count = 0
+    """Samples it means to collect for it, where everyone chooses by itself."""
     samples: Count = 0
-    """Samples this peer contributed to finished epochs."""
+    """Samples this peer contributed to finished epochs, over all of its visits."""
+    epochs: Count = 0
+    """In how many epochs they were."""
+    seconds: Count = 0
+    """How long it was here for them."""
     samples_per_second: Rate = 0.0
     loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
     addresses: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=8)] = []
     grant: Annotated[str, Field(max_length=128)] = ""
     """The organiser's signature, if this auxiliary is one of theirs."""
+    checkpoint: CheckpointNote | None = None
+    """The last checkpoint it put on the Hub, or wherever the run keeps them."""
+    sentences: Annotated[list[Sentence], Field(max_length=MAX_SENTENCES)] = []
+    """Whom it caught in a lie itself; hearsay is not passed on."""
+    gossip: GossipNote | None = None
 
     @property
     def is_reachable(self) -> bool:

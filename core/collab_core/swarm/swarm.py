@@ -21,12 +21,22 @@ from collab_core import __version__
 from collab_core.errors import Code, ConfigError, RunError, SwarmError
 from collab_core.identity import Identity
 from collab_core.state.folder import MAX_REMEMBERED_PEERS, StateFolder
-from collab_core.swarm.addresses import ipv4_if_any, is_address_of, is_public, parse_address, peer_of, place_of, probe
+from collab_core.swarm.addresses import (
+    host_and_port,
+    ipv4_if_any,
+    is_address_of,
+    is_public,
+    parse_address,
+    peer_of,
+    place_of,
+    probe,
+)
 from collab_core.swarm.daemon import Daemon, free_port
 from collab_core.swarm.directory import Directory, Peer
 from collab_core.swarm.links import Links
 from collab_core.swarm.names import friendly_name
 from collab_core.swarm.presence import Presence
+from collab_core.swarm.reachability import Answer, is_there
 from collab_core.swarm.reactor import Reactor
 from collab_core.swarm.record import MAX_NAME_CHARS, Mode, PeerRecord, RecordValidator
 from collab_core.telemetry.events import EventLog
@@ -68,6 +78,17 @@ class SwarmConfig:
     """Key file; by default in the state folder."""
     name: str = ""
     """What others see; by default made from the peer ID."""
+
+
+class OpenCalls(dict[Any, Any]):
+    """Calls that somebody still waits for.
+
+    hivemind 1.1.12 gives an answer to whoever is in this table. If that call was cancelled a moment before, it raises,
+    and no answer is ever read again. So whoever does not wait any more is not in it.
+    """
+
+    def __contains__(self, call: object) -> bool:
+        return super().__contains__(call) and not self[call].done()
 
 
 class Swarm(Directory):
@@ -179,6 +200,16 @@ class Swarm(Directory):
         """Where others can reach us, the most public first; nothing in client mode."""
         return list(self._record.addresses)
 
+    @property
+    def port(self) -> int:
+        """Where we listen; 0 in client mode."""
+        return self._port
+
+    def ask_to_dial_back(self) -> list[Answer]:
+        """What those we reached find when they dial us, whatever we do about it."""
+        assert self._presence is not None
+        return self.reactor.run(self._presence.dial_back.ask(self.bootstrap_peers, [self._port], set()))
+
     def _candidates(self) -> list[str]:
         """Everyone we could join through: those we were told of, then those we met before."""
         for address in self.config.initial_peers:
@@ -243,6 +274,7 @@ class Swarm(Directory):
         # Each peer keeps its sockets in its daemon's folder, which is removed with it.
         P2P._UNIX_SOCKET_PREFIX = f"/unix{self._daemon.folder}/"
         self.p2p = await P2P.replicate(Multiaddr(self._daemon.control_address))
+        self.p2p._client.control._pending_calls = OpenCalls()
         config = self.config
         should_ask = config.role != "observer" and not config.announce_maddrs
         presence = Presence(self.p2p, self.peer_id, mode, should_ask, config.stays_direct)
@@ -270,7 +302,7 @@ class Swarm(Directory):
                 f"The first peers answer, but the run's directory cannot be joined through them ({error}).",
                 fix="Try again in a minute; if it stays, ask the organiser for a fresh invite.",
             ) from error
-        self.start(node, run_hash)
+        await self.start(node, self.p2p, run_hash, self.bootstrap_peers)
         self._links = Links(self.p2p, node, records=self._whereabouts, hints=self._memories, on_moved=self._on_moved)
         self._looking = asyncio.create_task(self._look_loop())
 
@@ -294,8 +326,12 @@ class Swarm(Directory):
             self._daemon.stop()
 
     def check_alive(self) -> None:
-        """Raise if the daemon died under us: without it nothing works any more."""
-        if self._daemon is not None and not self._daemon.is_alive() and not self._is_closed:
+        """Raise if the daemon died under us, or we are deaf to it: without it nothing works any more."""
+        if self._daemon is None or self._is_closed:
+            return
+        control = self.p2p._client.control
+        is_deaf = any(task is not None and task.done() for task in (control._read_task, control._write_task))
+        if is_deaf or not self._daemon.is_alive():
             raise RunError(
                 Code.DAEMON_FAILED,
                 "The libp2p daemon of this peer ended unexpectedly.",
@@ -317,6 +353,25 @@ class Swarm(Directory):
         """Whether there is a connection with a peer, whoever made it."""
         return self._links is not None and peer_id in self._links.connected
 
+    def is_missing(self, peer_id: str) -> bool:
+        """Whether a peer is as good as gone for us: no connection, and none to be had. Its record may live on a while.
+
+        Whoever could reach us would have a connection, so a round that we lead need not wait for it.
+        """
+        return self._links is not None and peer_id in self._links.missing
+
+    async def reach(self, peer_id: str) -> None:
+        """Connect to a peer we heard of, if we are not connected yet; whoever needs it next sees whether it worked."""
+        addresses = self._whereabouts().get(peer_id)
+        if self._links is not None and addresses and not self.is_connected(peer_id):
+            await self._links.dial(peer_id, addresses)
+
+    async def answers(self, peer_id: str) -> bool:
+        """Whether a peer is where it says it is, asked by a connection of our own, whatever the daemon thinks."""
+        places = [host_and_port(address) for address in self._whereabouts().get(peer_id, ())]
+        found = await asyncio.gather(*(is_there(peer_id, *place) for place in places if place is not None))
+        return any(found)
+
     def _whereabouts(self) -> dict[str, list[str]]:
         """Where everyone who can be reached says to be."""
         return {peer.peer_id: addresses for peer in self.peers() if (addresses := _good_addresses(peer))}
@@ -335,12 +390,12 @@ class Swarm(Directory):
 
     async def _look_loop(self) -> None:
         """Look after our connections and our own addresses: the aux that restarted finds us still here."""
-        while True:
-            await asyncio.sleep(LOOK_PERIOD_S)
+        while True:  # at once: only who saw where its connections began notices a move
             try:
                 await self._look()
             except Exception as error:  # noqa: BLE001 - the next round looks again
                 logger.info("looking after our connections failed: %r", error)
+            await asyncio.sleep(LOOK_PERIOD_S)
 
     async def _look(self) -> None:
         assert self._links is not None

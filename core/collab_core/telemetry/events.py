@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 MAX_UNHEARD = 100
+MAX_PAST_BYTES = 4 * 2**20
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -21,6 +24,7 @@ class EventLog:
     """Appends events to `events.jsonl` and tells listeners (the terminal) about them. Safe from any thread."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open for the life of the peer
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
@@ -52,6 +56,19 @@ class EventLog:
                 self._unheard.append(entry)
         for listener in self._listeners:
             listener(entry)
+
+    def past(self, max_bytes: int = MAX_PAST_BYTES) -> Iterator[dict[str, Any]]:
+        """What happened so far, in earlier visits too; of a long log only the end."""
+        with open(self._path, "rb") as file:
+            start = max(file.seek(0, os.SEEK_END) - max_bytes, 0)
+            file.seek(start)
+            if start:
+                file.readline()  # the rest of a line
+            for line in file:
+                with contextlib.suppress(ValueError):  # the last line of a peer that was killed
+                    entry = json.loads(line)
+                    if isinstance(entry, dict) and "event" in entry:
+                        yield entry
 
     def close(self) -> None:
         with self._lock:

@@ -18,6 +18,7 @@ class Sgd:
     def __init__(self, settings: OptimizerSettings, segments: Sequence[Segment]) -> None:
         self.state_names: tuple[str, ...] = ("momentum",) if settings.momentum > 0 else ()
         self._momentum = float32(settings.momentum)
+        self._looks_ahead = settings.nesterov
         self._weight_decay = settings.weight_decay
         self._pieces = cut_into_pieces(segments)
 
@@ -35,5 +36,8 @@ class Sgd:
                 momentum = state["momentum"][here]
                 momentum.mul_(self._momentum)
                 momentum.add_(velocity)
-                velocity = momentum
+                if self._looks_ahead:
+                    velocity.add_(torch.mul(momentum, self._momentum, out=scratch[: piece.stop - piece.start]))
+                else:
+                    velocity = momentum
             values.sub_(torch.mul(velocity, float32(lr), out=scratch[: piece.stop - piece.start]))

@@ -1,0 +1,58 @@
+"""The other trainers of a gossip run, as their records tell: whom to meet, how far they are, how they vote."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from collab_core.gossip.sketch import Sketch, from_bytes
+from collab_core.swarm import Peer, Swarm
+from collab_core.swarm.record import GossipNote
+
+ENDING_SHARE = 0.5  # if more than this part of us is ending, it is over for everyone
+
+
+class Neighbours:
+    """It reads the swarm and changes nothing."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self._swarm = swarm
+
+    def _noted(self) -> Iterator[tuple[Peer, GossipNote]]:
+        """Trainers that have a model, with what they tell of it."""
+        for peer in self._swarm.peers():
+            if peer.record.role == "trainer" and peer.record.gossip is not None:
+                yield peer, peer.record.gossip
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._noted())
+
+    def partners(self, count: int) -> list[str]:
+        """Some of those we can ask, drawn at random. Whom we cannot reach may still ask us."""
+        reachable = [peer.peer_id for peer, _ in self._noted() if peer.record.is_reachable]
+        return random.sample(reachable, min(count, len(reachable)))
+
+    def donors(self, *, min_epoch: int) -> list[str]:
+        """Whom a newcomer can ask for a model: who has met others most often first."""
+        able = [
+            peer
+            for peer, _ in self._noted()
+            if peer.record.epoch >= min_epoch and (peer.record.is_reachable or self._swarm.is_connected(peer.peer_id))
+        ]
+        return [peer.peer_id for peer in sorted(able, key=lambda peer: -peer.record.epoch)]
+
+    def sketches(self) -> list[Sketch]:
+        """What the others brought to their last meetings."""
+        return [sketch for _, note in self._noted() if (sketch := from_bytes(note.sketch)) is not None]
+
+    def votes(self) -> list[bool]:
+        return [note.is_for_end or note.stage != "training" for _, note in self._noted()]
+
+    def is_ending(self) -> bool:
+        """Whether most of us, and we are not among them, have begun to end the run."""
+        stages = [note.stage != "training" for _, note in self._noted()]
+        return sum(stages) > ENDING_SHARE * (len(stages) + 1)
+
+    def is_anyone_unfinished(self) -> bool:
+        """Whether somebody may still want to meet us before the run is over."""
+        return any(note.stage != "done" for _, note in self._noted())

@@ -1,0 +1,385 @@
+"""Archives talk to each other: any peer gives the versions it has, and takes those of people it was told to trust.
+
+Everything goes in pieces of at most a mebibyte, each asked for by itself, so a transfer survives a lost message, and
+nobody holds more than a piece for a stranger. What arrives is believed only if every tensor has its hash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from google.protobuf.wrappers_pb2 import BytesValue
+from hivemind.p2p import P2PContext, PeerID, ServicerBase
+
+from collab_core.archive import Archive, Prefer, Version
+from collab_core.archive.archive import EPOCH
+from collab_core.archive.encoding import Kind
+from collab_core.archive.mending import complete
+from collab_core.archive.packs import NewItem, read_item
+from collab_core.archive.store import Held
+from collab_core.archive.transfer import Moved, in_order, tag_from_elsewhere
+from collab_core.archive.version import BadVersion
+from collab_core.arrivals import PATIENCE_S, Arrivals
+from collab_core.errors import ArchiveError, Code
+from collab_core.listing import Listing, list_versions
+from collab_core.swarm import Swarm
+from collab_core.tree import TensorEntry
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "collab"
+PIECE_BYTES = 2**20
+MAX_ASKED = 256  # tensors in one question
+MAX_VERSION_BYTES = 3 * 2**20
+MAX_ITEM_BYTES = 2**30
+TIMEOUT_S = 30.0
+
+Form = tuple[int, bytes | None, int]  # kind, base, size
+
+
+class Library(ServicerBase):  # type: ignore[misc]
+    """Our archive, for others; and others' archives, for us.
+
+    Args:
+        swarm: where the others are.
+        folder: of our archive; None if we have none to show.
+        may_push: whether a peer may give us versions.
+        is_trusted: whether a peer is one of the organiser's auxiliaries, who archive the run.
+        prefer: what our archive should be good at.
+    """
+
+    def __init__(
+        self,
+        swarm: Swarm,
+        folder: Path | None,
+        *,
+        may_push: Callable[[str], bool] = lambda peer_id: False,
+        is_trusted: Callable[[str], bool] = lambda peer_id: False,
+        prefer: Prefer = Prefer.BALANCED,
+    ) -> None:
+        self._prefer = prefer
+        self._swarm, self._folder, self._may_push, self._is_trusted = swarm, folder, may_push, is_trusted
+        self._archive: Archive | None = None
+        self._decoded: Held | None = None
+        """The last tensor that somebody asked for whole."""
+        self._arrivals = Arrivals()
+        """What peers are giving us; none of it is in the archive yet."""
+        self._is_watching = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="collab-library")  # the disk is not the loop's business
+        swarm.reactor.run(self.add_p2p_handlers(swarm.p2p, namespace=NAMESPACE), timeout_s=10)
+
+    async def _answer(self, request: BytesValue, action: Callable[..., Any], *more: Any) -> BytesValue:
+        """Read a question, ask the archive in its thread, pack the answer; nonsense gets none."""
+        if self._folder is None:
+            return BytesValue()
+        try:
+            arguments = msgpack.unpackb(request.value)
+            found = await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: action(self._opened(), *more, *arguments)
+            )
+        except Exception as error:  # noqa: BLE001 - a stranger's question: whatever it breaks, it gets no answer
+            logger.info("no answer from the archive: %r", error)
+            return BytesValue()
+        return BytesValue(value=msgpack.packb(found))
+
+    def _opened(self) -> Archive:
+        if self._archive is None:
+            assert self._folder is not None
+            self._archive = Archive(self._folder, prefer=self._prefer)
+        self._archive.store.index.refresh()
+        return self._archive
+
+    # --- giving ---
+
+    async def rpc_list(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """What we have."""
+        return await self._answer(request, list_versions)
+
+    async def rpc_version(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """A piece of a version's file."""
+        return await self._answer(request, _version_piece)
+
+    async def rpc_forms(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """In which encodings we have some tensors."""
+        return await self._answer(request, self._forms)
+
+    def _forms(self, archive: Archive, tensors: list[bytes]) -> list[list[Form]]:
+        """As they lie in our packs; and as they are, if all we have is differences."""
+        if not all(map(is_digest, tensors)):
+            raise ValueError
+        entries = {entry.digest(): entry for version in archive.versions() for entry in version.all_entries()}
+        found = []
+        for tensor in tensors[:MAX_ASKED]:
+            places = archive.store.places(tensor)
+            forms: list[Form] = [(int(place.item.kind), place.item.base, place.item.size) for place in places]
+            if places and tensor in entries and all(place.item.base is not None for place in places):
+                forms.append((int(Kind.RAW), None, entries[tensor].num_bytes))
+            found.append(forms)
+        return found
+
+    async def rpc_piece(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """A piece of an encoded tensor."""
+        return await self._answer(request, self._item_piece)
+
+    def _item_piece(self, archive: Archive, tensor: bytes, kind: int, base: bytes | None, start: int) -> bytes:
+        if not is_digest(tensor) or type(start) is not int or start < 0:
+            raise ValueError
+        for place in archive.store.places(tensor):
+            if (int(place.item.kind), place.item.base) == (kind, base):
+                with archive.store.path(place.pack).open("rb") as file:
+                    file.seek(place.item.start + start)
+                    return file.read(min(PIECE_BYTES, max(0, place.item.size - start)))
+        if (kind, base) != (int(Kind.RAW), None):
+            return b""
+        if self._decoded is None or self._decoded.tensor != tensor:
+            entries = {entry.digest(): entry for version in archive.versions() for entry in version.all_entries()}
+            self._decoded = Held(tensor, archive.store.read(entries[tensor]))
+        return bytes(self._decoded.data[start : start + PIECE_BYTES])
+
+    # --- taking ---
+
+    async def rpc_put(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """A piece of an encoded tensor, from somebody who may."""
+        peer_id = context.remote_id.to_base58()
+        if not self._may_push(peer_id):
+            return BytesValue()
+        if not self._is_watching:
+            self._watch()
+        return await self._answer(request, self._put, peer_id)
+
+    def _watch(self) -> None:
+        """Whoever leaves in the middle of a push must not cost us memory until we end."""
+        loop = asyncio.get_running_loop()
+        self._is_watching = True
+
+        def look() -> None:
+            self._is_watching = False
+            if self._arrivals.forget_old():
+                loop.call_soon_threadsafe(self._watch)
+
+        loop.call_later(PATIENCE_S, self._thread.submit, look)
+
+    def _put(
+        self, archive: Archive, peer_id: str, tensor: bytes, kind: int, base: bytes | None, start: int, piece: bytes
+    ) -> int:
+        """Keep it aside until the version is complete; how much of the tensor there is now."""
+        is_sound = is_digest(tensor) and base != tensor and (is_digest(base) if kind == Kind.DELTA else base is None)
+        if not is_sound or type(piece) is not bytes or type(start) is not int:
+            raise ValueError
+        return self._arrivals.put(peer_id, tensor, Kind(kind), base, start, piece)
+
+    async def rpc_commit(self, request: BytesValue, context: P2PContext) -> BytesValue:
+        """All tensors of a version are here, says somebody who may: take it, if that is so."""
+        peer_id = context.remote_id.to_base58()
+        return await self._answer(request, self._commit, peer_id) if self._may_push(peer_id) else BytesValue()
+
+    def _commit(self, archive: Archive, peer_id: str, root: str, data: bytes, tags: list[str]) -> str:
+        """Empty if the version is here now; otherwise why not."""
+        items = self._arrivals.collect(peer_id)
+        try:
+            version = Version.from_bytes(data, root)
+            if not version.is_variant:
+                return "takes no steps of a run from others, only variants"
+            archive.take(data, root, items)
+            tag_from_elsewhere(archive, version, tags)
+        except BadVersion as error:
+            return f"does not believe the version ({error})"
+        except ArchiveError as error:
+            return f"does not take the version ({error.message})"
+        return ""
+
+    # --- asking, from any thread ---
+
+    def _ask(self, peer_id: str, method: str, *arguments: Any) -> Any:
+        stub = self.get_stub(self._swarm.p2p, PeerID.from_base58(peer_id), namespace=NAMESPACE)
+
+        async def ask() -> bytes:
+            request = BytesValue(value=msgpack.packb(arguments))
+            return bytes((await getattr(stub, method)(request, timeout=TIMEOUT_S)).value)
+
+        try:
+            answer = self._swarm.reactor.run(ask())
+            return msgpack.unpackb(answer, strict_map_key=False) if answer else None
+        except Exception as error:
+            raise _failed(self._swarm.name_of(peer_id), f"does not answer ({type(error).__name__})") from error
+
+    def versions_of(self, peer_id: str) -> Listing:
+        """What a peer's archive has; nothing if it has no archive."""
+        found = self._ask(peer_id, "rpc_list")
+        try:
+            return Listing.parse(found) if found else Listing()
+        except (TypeError, AttributeError, IndexError, ValueError) as error:
+            raise _failed(self._swarm.name_of(peer_id), "talks nonsense") from error
+
+    def pull(self, peer_id: str, target: Archive, roots: Iterable[str]) -> Moved:
+        """Get versions from a peer: only the tensors we lack, in the smallest form that we can use."""
+        moved = Moved()
+        name = self._swarm.name_of(peer_id)
+        for root in roots:
+            data = self._collect(peer_id, "rpc_version", (root,), MAX_VERSION_BYTES)
+            try:
+                version = Version.from_bytes(data, root)
+            except BadVersion as error:
+                raise _failed(name, f"sent a wrong version ({error})") from error
+            if not version.is_variant and not self._is_trusted(json.loads(data)["signer"]):
+                raise _failed(name, "offers a step of the run that no auxiliary of the organiser has signed")
+            missing = [t for t in {e.digest() for e in version.all_entries()} if not target.store.has(t)]
+            items = []
+            for tensor, form in self._choose(peer_id, missing, target.store.has):
+                kind, base, size = form
+                encoded = self._collect(peer_id, "rpc_piece", (tensor, kind, base), size)
+                items.append(NewItem(tensor, Kind(kind), base, [encoded]))
+                moved.bytes += len(encoded)
+            target.take(data, root, items)
+            moved.versions += 1
+        return moved
+
+    def pull_from_all(self, peers: Iterable[str], target: Archive, references: Sequence[str] | None) -> Moved:
+        """Versions, with their tags, from whoever has them: what one peer lacks, the next may have.
+
+        Args:
+            peers: whom to ask.
+            target: our archive.
+            references: tags, `latest`, `epoch:12`, or beginnings of roots; None: everything.
+        """
+        moved, missing = Moved(), set(references or ())
+        problem: ArchiveError | None = None
+        for peer in peers:
+            try:
+                missing -= self._pull_some(peer, target, references, moved)
+            except ArchiveError as error:  # it left, or lies: the others are asked all the same
+                problem = error
+        if missing:
+            raise problem or ArchiveError(
+                Code.NO_VERSION,
+                f"No auxiliary of this run that is there has {', '.join(sorted(missing))}.",
+                fix="Name a version by a tag, `latest`, `epoch:12` or the beginning of its root.",
+            )
+        if problem is not None and moved.versions == 0:
+            raise problem
+        return moved
+
+    def _pull_some(self, peer: str, target: Archive, references: Sequence[str] | None, moved: Moved) -> set[str]:
+        """Those of the versions that a peer has; which of the references that were."""
+        listing = self.versions_of(peer)
+        named = {reference: root for reference in references or () if (root := listing.find(reference))}
+        wanted = [root for root in named.values() if root not in listing.roots]  # of many, not all are listed
+        wanted += [root for root in listing.roots if not references or root in named.values()]
+        have = complete(target, wanted)
+        got = self.pull(peer, target, [r for r in in_order(wanted, listing.made_from) if r not in have])
+        moved.versions, moved.bytes = moved.versions + got.versions, moved.bytes + got.bytes
+        here = {version.root: version for version in target.versions()}
+        for reference, root in named.items():
+            if reference.startswith(EPOCH) and str(here[root].epoch) != reference.removeprefix(EPOCH):
+                raise _failed(self._swarm.name_of(peer), f"gave {root[:12]} for {reference}, which it is not")
+        for name, root in listing.tags.items():
+            if root in here and root in wanted:
+                tag_from_elsewhere(target, here[root], [name])
+        return set(named)
+
+    def push_to_any(self, peers: Iterable[str], source: Archive, versions: Sequence[Version]) -> Moved:
+        """Give versions to the first peer that takes them."""
+        problem = _failed("No auxiliary of this run", "is there")
+        for peer in peers:
+            try:
+                return self.push(peer, source, versions)
+            except ArchiveError as error:
+                problem = error
+        raise problem
+
+    def push(self, peer_id: str, source: Archive, versions: Iterable[Version]) -> Moved:
+        """Give versions, with their tags, to a peer that lets us."""
+        moved = Moved()
+        name = self._swarm.name_of(peer_id)
+        known = set(self.versions_of(peer_id).roots)
+        for version in versions:
+            if version.root in known:
+                continue
+            entries = {entry.digest(): entry for entry in version.all_entries()}
+            tensors = list(entries)
+            theirs = self._known_to(peer_id, tensors)
+            lacking = [tensor for tensor in tensors if tensor not in theirs]
+            bases = {place.item.base for tensor in lacking for place in source.store.places(tensor) if place.item.base}
+            theirs |= self._known_to(peer_id, sorted(bases))
+            for tensor in lacking:
+                moved.bytes += self._send(peer_id, source, entries[tensor], theirs)
+            tags = [tag for tag, root in source.tags().items() if root == version.root]
+            why = self._ask(peer_id, "rpc_commit", version.root, source.version_bytes(version.root), tags)
+            if why != "":
+                raise _failed(name, why or f"takes no versions from {self._swarm.peer_id}")
+            moved.versions += 1
+        return moved
+
+    def _send(self, peer_id: str, source: Archive, entry: TensorEntry, theirs: set[bytes]) -> int:
+        """A tensor in the smallest form that the other side can use; as it is, if all we have is differences."""
+        tensor = entry.digest()
+        kind, base, data = Kind.RAW, None, memoryview(b"")
+        fit = [p for p in source.store.places(tensor) if p.item.base is None or p.item.base in theirs]
+        if fit:
+            best = min(fit, key=lambda place: place.item.size)
+            kind, base = best.item.kind, best.item.base
+            data = read_item(source.store.path(best.pack), best.item)
+        else:
+            data = source.store.read(entry)
+        for start in range(0, max(1, len(data)), PIECE_BYTES):  # a tensor may well be empty
+            piece = bytes(data[start : start + PIECE_BYTES])
+            got = self._ask(peer_id, "rpc_put", tensor, int(kind), base, start, piece)
+            if got != start + len(piece):
+                raise _failed(self._swarm.name_of(peer_id), f"takes no versions from {self._swarm.peer_id}")
+        return len(data)
+
+    def _known_to(self, peer_id: str, tensors: Sequence[bytes]) -> set[bytes]:
+        found = set()
+        for start in range(0, len(tensors), MAX_ASKED):
+            some = tensors[start : start + MAX_ASKED]
+            forms = self._ask(peer_id, "rpc_forms", list(some)) or []
+            found |= {tensor for tensor, known in zip(some, forms, strict=False) if known}
+        return found
+
+    def _choose(self, peer_id: str, tensors: Sequence[bytes], has: Callable[[bytes], bool]) -> list[tuple[bytes, Form]]:
+        """For each tensor the smallest form whose base we have."""
+        chosen = []
+        for start in range(0, len(tensors), MAX_ASKED):
+            some = tensors[start : start + MAX_ASKED]
+            answers = self._ask(peer_id, "rpc_forms", list(some)) or []
+            for tensor, forms in zip(some, answers, strict=False):
+                fit = [(kind, base, size) for kind, base, size in forms if base is None or has(base)]
+                if not fit or min(size for *_, size in fit) > MAX_ITEM_BYTES:
+                    continue  # `take` says what is missing
+                chosen.append((tensor, min(fit, key=lambda form: form[2])))
+        return chosen
+
+    def _collect(self, peer_id: str, method: str, what: tuple[Any, ...], max_bytes: int) -> bytes:
+        data = bytearray()
+        while piece := self._ask(peer_id, method, *what, len(data)):
+            data += piece
+            if len(data) > max_bytes:
+                raise _failed(self._swarm.name_of(peer_id), "sends more than it said")
+            if len(piece) < PIECE_BYTES:
+                break
+        return bytes(data)
+
+
+def _version_piece(archive: Archive, root: str, start: int) -> bytes:
+    if not any(version.root == root for version in archive.versions()):
+        return b""
+    return archive.version_bytes(root)[start : start + PIECE_BYTES]
+
+
+def is_digest(value: object) -> bool:
+    return type(value) is bytes and len(value) == 32
+
+
+def _failed(name: str, why: str) -> ArchiveError:
+    return ArchiveError(
+        Code.NO_TRANSFER,
+        f"{name} {why}.",
+        fix="Try another peer, or a folder. To take versions, a peer is started with --accept-models PEER_ID.",
+    )
