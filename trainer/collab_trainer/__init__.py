@@ -12,10 +12,20 @@ Authors of tasks need these, and `collab_trainer.testing`:
 
 from collab_trainer.context import TaskContext
 from collab_trainer.device import pick_device
-from collab_trainer.evaluating import evaluating
-from collab_trainer.initial import new_replica, prepare
+from collab_trainer.evaluating import evaluating, evaluator, writer
+from collab_trainer.initial import model_files, new_replica, prepare
 from collab_trainer.seeding import fill_parameters, std_by_fan_in
-from collab_trainer.task import Batch, Block, Blocks, NumberedBlocks, Task, TaskOptions, collect_assets, load_task
+from collab_trainer.task import (
+    Batch,
+    Block,
+    Blocks,
+    NumberedBlocks,
+    Task,
+    TaskOptions,
+    collect_assets,
+    load_task,
+    tokens_per_sample,
+)
 from collab_trainer.trainer import Trainer, TrainerConfig
 
 __all__ = [
@@ -30,10 +40,14 @@ __all__ = [
     "TrainerConfig",
     "collect_assets",
     "evaluating",
+    "evaluator",
     "fill_parameters",
     "load_task",
+    "model_files",
     "new_replica",
     "pick_device",
     "prepare",
     "std_by_fan_in",
+    "tokens_per_sample",
+    "writer",
 ]

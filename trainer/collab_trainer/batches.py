@@ -23,7 +23,7 @@ class Batches:
     """Endless batches of `batch_size` samples; with workers, made in the background."""
 
     def __init__(self, task: Task, journal: DataJournal, *, batch_size: int, num_workers: int) -> None:
-        self._task, self._journal, self._batch_size = task, journal, batch_size
+        self._task, self._journal, self.batch_size = task, journal, batch_size
         self._blocks = task.blocks(seed=journal.seed, position=journal.position)
         self._taking = threading.Lock()
         self._rows: Batch = {}
@@ -35,8 +35,19 @@ class Batches:
             threading.Thread(target=self._work, name=f"collab-data-{worker}", daemon=True).start()
 
     def __next__(self) -> Batch:
+        self._fill(self.batch_size)
+        batch = {name: rows[: self.batch_size] for name, rows in self._rows.items()}
+        self._rows = {name: rows[self.batch_size :] for name, rows in self._rows.items()}
+        return batch
+
+    def peek(self) -> Batch:
+        """Some samples that are still to come, one at least."""
+        self._fill(1)
+        return self._rows
+
+    def _fill(self, size: int) -> None:
         num_empty = 0
-        while (num_rows := num_samples(self._rows)) < self._batch_size:
+        while (num_rows := num_samples(self._rows)) < size:
             more = self._next_samples()
             num_empty = 0 if num_samples(more) else num_empty + 1
             if num_empty > MAX_EMPTY_BLOCKS:
@@ -46,9 +57,6 @@ class Batches:
                     fix="Look at the data: is there any, and is it long enough for one sample?",
                 )
             self._rows = {name: torch.cat([self._rows[name], more[name]]) for name in more} if num_rows else more
-        batch = {name: rows[: self._batch_size] for name, rows in self._rows.items()}
-        self._rows = {name: rows[self._batch_size :] for name, rows in self._rows.items()}
-        return batch
 
     def close(self) -> None:
         self._stop.set()

@@ -9,9 +9,8 @@ import traceback
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 
-import torch
-
 from collab_core.errors import Code, CollabError, TaskError
+from collab_core.memory import is_out_of_memory
 
 MAX_REASON_CHARS = 500
 
@@ -28,9 +27,11 @@ def blaming(task_name: str, what: str, *, code: Code = Code.TASK_FAILED, fix: st
     """
     try:
         yield
-    except (CollabError, torch.cuda.OutOfMemoryError):  # too large a batch is not the task's fault
+    except CollabError:
         raise
     except (Exception, SystemExit) as error:  # SystemExit: a module may end the process
+        if is_out_of_memory(error):  # too large a batch is not the task's fault
+            raise
         raise TaskError(
             code,
             f"{what} of the task {task_name} failed: {_reason(error)}{_place(error, task_name)}.",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 
 from collab_trainer.blame import blaming
+from collab_trainer.generating import COMPLETE, Generation
 from collab_trainer.task import Batch, Blocks, Task
 
 Kind = TypeVar("Kind")
@@ -30,6 +31,12 @@ class GuardedTask:
         with blaming(self.name, "floor"):
             floor = self._task.floor
             return None if floor is None else float(floor)
+
+    @property
+    def dataset_size(self) -> int | None:
+        with blaming(self.name, "dataset_size"):
+            size = getattr(self._task, "dataset_size", None)
+            return None if size is None else int(size)
 
     def build_model(self) -> torch.nn.Module:
         with blaming(self.name, "build_model()"):
@@ -59,6 +66,20 @@ class GuardedTask:
     def sample(self, model: torch.nn.Module) -> str:
         with blaming(self.name, "sample()"):
             return _expect(self._task.sample(model), str)
+
+    @property
+    def complete(self) -> Callable[[torch.nn.Module, str, Generation], str] | None:
+        """None if the author's task does not go on with a text."""
+        theirs = getattr(self._task, COMPLETE, None)
+        if theirs is None:
+            return None
+
+        def complete(model: torch.nn.Module, prompt: str, generation: Generation) -> str:
+            with blaming(self.name, "complete()"):
+                text: str = _expect(theirs(model, prompt, generation), str)
+                return text
+
+        return complete
 
 
 class GuardedBlocks:

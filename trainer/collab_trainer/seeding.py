@@ -42,6 +42,8 @@ def fill_parameters(model: torch.nn.Module, *, seed: int, std_of: StdOf = std_by
     """
     bits = np.random.PCG64(seed)
     for name, parameter in sorted(model.named_parameters()):
+        if parameter.is_meta:
+            continue  # only sizes are asked for
         if parameter.dim() < 2:
             values = np.full(parameter.shape, 0 if name.endswith("bias") else 1, dtype=np.float32)
         else:

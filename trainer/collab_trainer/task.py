@@ -83,6 +83,28 @@ class Task(Protocol):
         """Something a person can look at; the same model always gives the same."""
 
 
+def dataset_size(task: Task) -> int | None:
+    """How many samples a peer's own data has, if its task says so: its weight where models of unequal data meet.
+
+    A task may have a property `dataset_size`; most data has no end, or none that is known.
+    """
+    size = getattr(task, "dataset_size", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def tokens_per_sample(settings: TaskSettings) -> int | None:
+    """How many tokens a sample of a task has, if it counts in tokens at all and is built in."""
+    if settings.name == "tiny-gpt":
+        from collab_trainer.tiny_gpt import TinyGPTOptions
+
+        return read_options(settings, TinyGPTOptions).sequence_length
+    if settings.name == "causal-lm":
+        from collab_trainer.causal_lm import CausalLMOptions
+
+        return read_options(settings, CausalLMOptions).sequence_length
+    return None
+
+
 def collect_assets(settings: TaskSettings, run_dir: Path) -> dict[str, bytes]:
     """Files that every peer needs for this task; the organiser's side, which may read its folder and download."""
     if settings.name == "causal-lm":

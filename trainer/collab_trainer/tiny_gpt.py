@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -13,6 +13,8 @@ from pydantic import Field, model_validator
 from collab_core.run.settings import Section
 from collab_trainer.corpus import Corpus
 from collab_trainer.evaluating import evaluating
+from collab_trainer.generating import Generation, printable
+from collab_trainer.gpt2 import GPT2, GPT2Config
 from collab_trainer.seeding import fill_parameters
 from collab_trainer.task import Batch, Block, NumberedBlocks
 
@@ -21,9 +23,7 @@ POSITION_STD = 0.02
 EVALUATION_WINDOWS = 64
 EVALUATION_BLOCK = Block(seed=0, number=0)
 BLOCK_WINDOWS = 512
-SAMPLE_SEED = 0
-SAMPLE_TEMPERATURE = 0.7
-SAMPLE_PROMPTS = ((b"the ", 112), (b"1", 48))
+SAMPLE_PROMPTS = (("the ", 112), ("1", 48))
 """What each sample starts with, and how many bytes follow."""
 
 
@@ -68,27 +68,16 @@ class TinyGPT:
         return self.corpus.whole.ideal_loss(self._evaluation_batch["tokens"].numpy())
 
     def build_model(self) -> torch.nn.Module:
-        """A GPT2LMHeadModel. It has no buffers, so its parameters are all of its state."""
-        from transformers import GPT2Config, GPT2LMHeadModel  # seconds: only for those who build a model
-
+        options = self.options
         config = GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=self.options.sequence_length,
-            n_embd=self.options.width,
-            n_layer=self.options.layers,
-            n_head=self.options.heads,
-            activation_function="gelu_pytorch_tanh",  # "gelu_new" in one operation
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=None,
-            eos_token_id=None,
-            use_cache=False,
-            attn_implementation="sdpa",
+            vocabulary=VOCABULARY,
+            positions=options.sequence_length,
+            width=options.width,
+            layers=options.layers,
+            heads=options.heads,
         )
-        with torch.random.fork_rng(devices=[]):  # transformers draws values that we replace; nobody else should notice
-            model: torch.nn.Module = GPT2LMHeadModel(config)
-        fill_parameters(model, seed=self.seed, std_of=lambda name, _: _initial_std(name, self.options))
+        model = GPT2(config)
+        fill_parameters(model, seed=self.seed, std_of=lambda name, _: _initial_std(name, options))
         return model
 
     def blocks(self, *, seed: int, position: Mapping[str, Any] | None) -> NumberedBlocks:
@@ -99,7 +88,7 @@ class TinyGPT:
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         tokens = batch["tokens"].to(_device(model))
-        logits = model(input_ids=tokens[:, :-1]).logits
+        logits = model(tokens[:, :-1])
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def evaluate(self, model: torch.nn.Module) -> float:
@@ -107,19 +96,21 @@ class TinyGPT:
             return float(self.loss(model, self._evaluation_batch))
 
     def sample(self, model: torch.nn.Module) -> str:
-        generator = torch.Generator().manual_seed(SAMPLE_SEED)
-        with evaluating(model):
-            texts = [self._continue(model, prompt, count, generator) for prompt, count in SAMPLE_PROMPTS]
-        return "\n".join(_printable(text) for text in texts)
+        return "\n".join(
+            self.complete(model, prompt, Generation(num_tokens=num_bytes)) for prompt, num_bytes in SAMPLE_PROMPTS
+        )
 
-    def _continue(self, model: torch.nn.Module, prompt: bytes, num_bytes: int, generator: torch.Generator) -> bytes:
-        text = list(prompt)
-        for _ in range(num_bytes):
-            seen = torch.tensor([text[-self.options.sequence_length :]], device=_device(model))
-            logits = model(input_ids=seen).logits[0, -1].float().cpu()
-            probabilities = torch.softmax(logits / SAMPLE_TEMPERATURE, dim=-1)
-            text.append(int(torch.multinomial(probabilities, 1, generator=generator)))
-        return bytes(text)
+    def complete(self, model: torch.nn.Module, prompt: str, generation: Generation) -> str:
+        """The prompt and what the model makes of it."""
+        text = prompt.encode(errors="replace") or b"\n"
+
+        def logits_after(tokens: Sequence[int]) -> torch.Tensor:
+            seen = torch.tensor([tokens[-self.options.sequence_length :]], device=_device(model))
+            logits: torch.Tensor = model(seen)[0, -1]
+            return logits
+
+        with evaluating(model):
+            return printable(prompt + bytes(generation.tokens(text, logits_after)).decode(errors="replace"))
 
     @cached_property
     def _evaluation_batch(self) -> Batch:
@@ -141,8 +132,3 @@ def _initial_std(name: str, options: TinyGPTOptions) -> float:
 
 def _device(model: torch.nn.Module) -> torch.device:
     return next(model.parameters()).device
-
-
-def _printable(text: bytes) -> str:
-    characters = text.decode(errors="replace")
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in characters)

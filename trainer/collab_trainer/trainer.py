@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,16 +15,18 @@ from collab_core.errors import Code, ConfigError, TaskError
 from collab_core.peer import Peer, PeerConfig
 from collab_core.state.history import Standing
 from collab_core.state.layout import floating_buffers
-from collab_core.swarm import Peer as SwarmPeer
-from collab_trainer.batches import Batches
+from collab_trainer.batches import Batches, num_samples
 from collab_trainer.data_journal import DataJournal
 from collab_trainer.device import autocast
-from collab_trainer.task import Task
+from collab_trainer.ladder import Ladder
+from collab_trainer.pace import auto_steps, is_enough
+from collab_trainer.task import Batch, Task
+from collab_trainer.tuning import choose_batch
+from collab_trainer.work import work_of
 
 RATE_SMOOTHING = 0.2
-RECORD_AGE_S = 0.25  # how old a record is when it arrives, about: it is told and read a few times per second
-FORESIGHT_S = 1.0  # how far a record is thought on
-MAX_LIKELY = 0.25  # how much of a batch may be a guess
+MISSED_PAUSE_S = 0.05
+MAX_ATTEMPTS = 3  # at a round, with work that can also wait for the next one
 LISTEN_AFTER = 2  # missed epochs in a row before we only listen to a round: then others expect us in the next one
 
 
@@ -29,25 +34,33 @@ LISTEN_AFTER = 2  # missed epochs in a row before we only listen to a round: the
 class TrainerConfig(PeerConfig):
     """A volunteer's own choices."""
 
-    batch_size: int = 32
-    """Samples per forward and backward pass."""
+    batch_size: int | None = None
+    """Samples per forward and backward pass; None: as many as this machine is fastest with."""
     accumulate_batches: int = 1
     """Passes between two looks at what the swarm does."""
     num_workers: int = 0
     """Threads that prepare data."""
 
 
+@dataclass(slots=True)
+class Done:
+    """What was done since the last round."""
+
+    num_samples: int = 0
+    loss_sum: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
-class Work:
+class Brought:
     """What a trainer brings to an epoch."""
 
     contribution: torch.Tensor | None
-    """Mean gradient, then buffers; flat, on the CPU. None if there is nothing to bring."""
+    """Flat, on the CPU: what the update is made from, then buffers. None if there is nothing to bring."""
     num_samples: int
 
 
 class Trainer(Peer):
-    """A peer that computes gradients."""
+    """A peer that computes."""
 
     config: TrainerConfig
 
@@ -56,64 +69,139 @@ class Trainer(Peer):
     ) -> None:
         super().__init__(config=config, **peer)
         cap = self.settings.limits.max_samples_per_peer
-        if config.batch_size * config.accumulate_batches > cap:
+        self.batch_size = config.batch_size or 1
+        if self.batch_size * config.accumulate_batches > cap:
             raise ConfigError(
                 Code.BAD_OPTION,
-                f"--batch-size {config.batch_size} × --accumulate-batches {config.accumulate_batches} is more than the "
+                f"--batch-size {self.batch_size} × --accumulate-batches {config.accumulate_batches} is more than the "
                 f"run's limit of {cap} samples per peer and epoch.",
                 fix="Choose a smaller batch size.",
             )
         self.task, self.device = task, device
+        self._ladder = Ladder(device, self.events)
         self.model = model.to(device)
         self._constants = self._other_buffers()
-        self._contribution = torch.zeros(self.replica.layout.num_values)  # one for all epochs: fresh memory is slow
+        longest = max(piece.num_values for piece in self.replica.fragments)
+        self._contribution = torch.zeros(longest)  # one for all epochs: fresh memory is slow
+        self._work = work_of(self.settings, self.model, self.replica.layout)
+        self._works_since = -1  # which of the states that replaced another our work began at
+        self._done = Done()
         self._rate = 0.0
         self._num_missed = 0
+        self._meanwhile = ThreadPoolExecutor(1, thread_name_prefix="collab-meanwhile")
+
+    def enter(self) -> None:
+        """Get ready to work, as long as nobody waits for us; then take up where we left off, or where others are."""
+        journal = DataJournal(self.folder.data, self.manifest.run_id, self.events)
+        self.batches = Batches(self.task, journal, batch_size=self.batch_size, num_workers=self.config.num_workers)
+        if self.config.batch_size is None:
+            self.batch_size, self._ladder.max_rows = choose_batch(
+                self.task,
+                self.model,
+                self.batches.peek(),
+                self.device,
+                self.settings,
+                self.config.accumulate_batches,
+                self.events,
+            )
+            self.batches.batch_size = self.batch_size
+        super().enter()
 
     def run(self) -> None:
         """Take part until stopped, or until the run is over; `enter` comes first."""
-        journal = DataJournal(self.folder.data, self.manifest.run_id, self.events)
-        config = self.config
-        self.batches = Batches(self.task, journal, batch_size=config.batch_size, num_workers=config.num_workers)
         try:
             while not self.stop.is_set() and not self.is_done():
                 self.run_epoch()
         finally:
             self.batches.close()
             self.leave()
+            self._meanwhile.shutdown()
 
     def run_epoch(self) -> None:
         """One epoch: the four moves."""
-        work = self.work() if self._num_missed < LISTEN_AFTER else Work(None, 0)
-        average = self.average(work.contribution, work.num_samples) if work is not None else None
+        if self.sits_out():
+            self.catch_up("kept out of the rounds")
+            return
+        brought = self.work() if self._num_missed < LISTEN_AFTER else Brought(None, 0)
+        average = self.average_and_work_on(brought) if brought is not None else None
         if average is None:
-            self._num_missed += 1
-            self.catch_up(f"the swarm went on without us ({self.holding.standing().value})")
+            self._miss()
             return
         self._num_missed = 0
+        piece = self.replica.fragment
         self.update(average)
+        self._work.accept(piece, self.replica.values)
         self.verify()
 
-    def work(self) -> Work | None:
-        """Collect gradients until the swarm has enough samples; None if it went on without us."""
-        self.swarm.publish(phase="working", epoch_samples=0)
-        self.replica.layout.write(self.model, self.replica.values)
+    def _miss(self) -> None:
+        """No round took us along."""
+        # listening for ever would be no better: if there was nobody to listen to, work again the next time
+        is_listening = self._num_missed >= LISTEN_AFTER
+        if not self._work.goes_on:
+            self._num_missed = LISTEN_AFTER - 1 if is_listening else self._num_missed + 1
+        self.stop.wait(MISSED_PAUSE_S)
+        self.catch_up(f"the swarm went on without us ({self.holding.standing().value})")
+
+    def work(self) -> Brought | None:
+        """Work until the swarm has enough samples; None if it went on without us."""
+        if self._works_since != self.replica.num_loads or not self._work.goes_on:
+            self._works_since, self._done = self.replica.num_loads, Done()
+            self._work.start_at(self.replica.values)
+        self.swarm.publish(phase="working", epoch_samples=self._done.num_samples, epoch_target=self._target())
         self.model.train()
-        self.model.zero_grad(set_to_none=True)
-        num_samples, loss_sum = 0, 0.0
-        while not self.stop.is_set() and not self._should_average(num_samples):
+        self._work.begin(self.replica.epoch)
+        while not self.stop.is_set() and not self._should_average(self._done.num_samples):
             if self.holding.standing() is not Standing.CURRENT:
                 return None
-            started = time.monotonic()
-            for _ in range(self.config.accumulate_batches):
-                batch = {name: rows.to(self.device) for name, rows in next(self.batches).items()}
-                with autocast(self.device):
-                    loss = self.task.loss(self.model, batch)
-                (loss * self.config.batch_size).backward()  # type: ignore[no-untyped-call]
-                num_samples += self.config.batch_size
-                loss_sum += float(loss.detach()) * self.config.batch_size
-            self._report(num_samples, loss_sum / num_samples, time.monotonic() - started)
-        return self._collect(num_samples, loss_sum)
+            self._step()
+            self.swarm.publish(
+                epoch_samples=self._done.num_samples, samples_per_second=self._rate, loss=self._finite_loss()
+            )
+        return self._collect()
+
+    def _step(self) -> None:
+        """One step of our own."""
+        started = time.monotonic()
+        batches = [next(self.batches) for _ in range(self.config.accumulate_batches)]
+        while True:
+            done = Done()
+            if all(self._ladder.climb(batch, partial(self._pass, done=done)) for batch in batches):
+                break
+            if self._work.drop_step():
+                self._done = Done()
+        self._done.num_samples += done.num_samples
+        self._done.loss_sum += done.loss_sum
+        self._work.end_step()
+        rate = self._step_samples / max(time.monotonic() - started, 1e-6)
+        self._rate = rate if self._rate == 0 else (1 - RATE_SMOOTHING) * self._rate + RATE_SMOOTHING * rate
+
+    def _pass(self, rows: Batch, done: Done) -> None:
+        """Forward and backward."""
+        with autocast(self.device):
+            loss = self.task.loss(self.model, rows)
+        size = num_samples(rows)
+        self._work.took(loss, size, self._step_samples)
+        done.num_samples += size
+        done.loss_sum += float(loss.detach()) * size
+
+    def average_and_work_on(self, brought: Brought) -> torch.Tensor | None:
+        """The second move. Where the strategy allows it we go on meanwhile, for a bounded number of steps."""
+        attempts = MAX_ATTEMPTS if self._work.goes_on else None
+        overlap = self.settings.strategy.overlap_steps if brought.contribution is not None else 0
+        taken, self._done = self._done, Done()
+        if overlap:
+            averaging = self._meanwhile.submit(
+                self.average, brought.contribution, brought.num_samples, attempts=attempts
+            )
+            while overlap > 0 and not averaging.done() and not self.stop.is_set():
+                self._step()
+                overlap -= 1
+            average = averaging.result()
+        else:
+            average = self.average(brought.contribution, brought.num_samples, attempts=attempts)
+        if average is None:  # nobody has it yet: it goes to the next round
+            self._done = Done(taken.num_samples + self._done.num_samples, taken.loss_sum + self._done.loss_sum)
+        return average
 
     def _should_average(self, num_samples: int) -> bool:
         """The swarm has its batch, or others have already gone to average it.
@@ -125,41 +213,52 @@ class Trainer(Peer):
         epoch, root = self.replica.epoch, self.holding.root()
         trainers = [peer for peer in self.outlook.companions(epoch, root) if peer.record.role == "trainer"]
         others = [peer for peer in trainers if peer.record.root == root]  # the rest still tell of the last epoch
-        cap = self.settings.limits.max_samples_per_peer
-        target = self.settings.strategy.target_batch_size
-        told = sum(min(peer.record.epoch_samples, cap) for peer in others)
-        likely = sum(min(_samples_since(peer), cap) for peer in others)
-        if num_samples + told + min(likely, MAX_LIKELY * target) >= target:
+        if is_enough(self.settings, num_samples, self._target(), others):
             return True
-        step = self.config.batch_size * self.config.accumulate_batches
-        if num_samples + step > cap:
+        if num_samples + self._step_samples > self.settings.limits.max_samples_per_peer:
             return True
         is_averaging = any(peer.record.phase == "averaging" for peer in others)
         return is_averaging or self.averager.is_awaited(epoch, root)
 
-    def _report(self, num_samples: int, loss: float, seconds: float) -> None:
-        rate = self.config.batch_size * self.config.accumulate_batches / max(seconds, 1e-6)
-        self._rate = rate if self._rate == 0 else (1 - RATE_SMOOTHING) * self._rate + RATE_SMOOTHING * rate
-        shown = loss if torch.isfinite(torch.tensor(loss)) else None
-        self.swarm.publish(epoch_samples=num_samples, samples_per_second=self._rate, loss=shown)
+    @property
+    def _step_samples(self) -> int:
+        return self.batch_size * self.config.accumulate_batches
+
+    def _target(self) -> int:
+        """Samples that we mean to bring to this epoch, where that is for every trainer to choose."""
+        strategy, epoch = self.settings.strategy, self.replica.epoch
+        if strategy.name != "diloco":
+            return 0
+        steps = strategy.local_steps
+        if steps == "auto":
+            round_s = self.outcome.reducing_s if self.outcome is not None else 0.0
+            step_s = self._step_samples / self._rate if self._rate else 0.0
+            size, link = self.averager.round_bytes(epoch), self.averager.bandwidth
+            steps = auto_steps(size, link, round_s, step_s, overlaps=strategy.overlap_steps > 0)
+        per_epoch = max(1, steps // len(self.replica.fragments))
+        return min(per_epoch * self._step_samples, self.settings.limits.max_samples_per_peer)
+
+    def _finite_loss(self) -> float | None:
+        loss = self._done.loss_sum / self._done.num_samples
+        return loss if math.isfinite(loss) else None
 
     @torch.no_grad()
-    def _collect(self, num_samples: int, loss_sum: float) -> Work:
+    def _collect(self) -> Brought:
+        num_samples = self._done.num_samples
         if num_samples == 0:
-            return Work(None, 0)
+            return Brought(None, 0)
         self._check_other_buffers()
-        layout = self.replica.layout
-        contribution = self._contribution.zero_()
-        values = {**{n: p.grad for n, p in self.model.named_parameters()}, **floating_buffers(self.model)}
-        for name, view in layout.views(contribution).items():
-            if (value := values[name]) is not None:
-                view.copy_(value)
-        contribution[: layout.num_params] /= num_samples
+        piece = self.replica.fragment
+        contribution = self._contribution[: piece.num_values]
+        self._work.collect(piece, self.replica.values, num_samples, contribution)
         if not bool(torch.isfinite(contribution).all()):
             self.events.write("gradient_dropped", epoch=self.replica.epoch, reason="it is not finite")
-            return Work(None, 0)
-        self.holding.loss = loss_sum / num_samples
-        return Work(contribution, num_samples)
+            # whatever it remembers, and the model itself, may not be finite either
+            self._work, self._works_since = work_of(self.settings, self.model, self.replica.layout), -1
+            return Brought(None, 0)
+        self.holding.loss = self._done.loss_sum / num_samples
+        # steps taken while a round failed come on top of a full load, and nobody may weigh more than the run allows
+        return Brought(contribution, min(num_samples, self.settings.limits.max_samples_per_peer))
 
     def _other_buffers(self) -> dict[str, torch.Tensor]:
         floating = floating_buffers(self.model)
@@ -176,10 +275,3 @@ class Trainer(Peer):
                     f"The buffer {name} ({str(before.dtype).removeprefix('torch.')}) changes during training.",
                     fix="Use a layer without it (for BatchNorm: track_running_stats=False), or make it floating point.",
                 )
-
-
-def _samples_since(peer: SwarmPeer) -> float:
-    """What a peer has probably done since it told: records are some tenths of a second old."""
-    if peer.record.phase != "working":
-        return 0.0
-    return peer.record.samples_per_second * min(time.monotonic() - peer.changed + RECORD_AGE_S, FORESIGHT_S)

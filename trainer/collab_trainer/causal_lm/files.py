@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from collab_core.errors import Code, TaskError
+from collab_core.hub import download_file, download_folder
 from collab_core.run.assets import MAX_ASSET_BYTES
 from collab_trainer.causal_lm.model import WEIGHTS
 from collab_trainer.causal_lm.options import CausalLMOptions, ModelOptions
 from collab_trainer.causal_lm.tokenizer import CONFIG, TOKENIZER, TOKENIZER_CONFIG
-from collab_trainer.hub import download_file, download_folder
 
 MODEL_FILES = (CONFIG, "generation_config.json")
 TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json")

@@ -68,7 +68,7 @@ def build_model(config: Any, *, seed: int | None) -> torch.nn.Module:
         return model
 
     _check_memory(_in_words(lambda: _num_bytes(build)))
-    if seed is None:
+    if seed is None or torch.get_default_device().type == "meta":  # on meta only sizes are asked for
         with torch.random.fork_rng(devices=[]):
             unimportant: torch.nn.Module = _in_words(build)
         return unimportant

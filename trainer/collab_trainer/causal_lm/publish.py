@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collab_core.errors import Code, ConfigError, StateError, TaskError
+from collab_core.hub import hub_in_words
 from collab_core.run.settings import RunSettings
 from collab_trainer.causal_lm.card import model_card
 from collab_trainer.causal_lm.files import TOKENIZER_FILES
 from collab_trainer.causal_lm.model import model_root
 from collab_trainer.causal_lm.task import CausalLM
-from collab_trainer.hub import hub_in_words
 
 ONE_FILE = "1000GB"  # the Hub takes files of any size; one is easier to check than many
 

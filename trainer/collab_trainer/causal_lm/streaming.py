@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from collab_core.errors import Code, TaskError
+from collab_core.hub import check_data_set, hub_in_words
 from collab_trainer.causal_lm.documents import quiet_datasets, take
 from collab_trainer.causal_lm.options import DataOptions
 from collab_trainer.causal_lm.shuffle import Shuffle
-from collab_trainer.hub import check_data_set, hub_in_words
 
 WINDOW = 1024  # documents that are shuffled together
 FEW_FILES = 16  # above that, files are parts enough; finding their row groups would take a request for each

@@ -23,12 +23,12 @@ from collab_trainer.causal_lm.streaming import StreamReader, open_stream
 from collab_trainer.causal_lm.tokenizer import CONFIG, load_tokenizer, read_json
 from collab_trainer.context import TaskContext
 from collab_trainer.evaluating import evaluating
+from collab_trainer.generating import Generation, printable
 from collab_trainer.task import Batch
 
 MIN_BLOCK_BYTES = 32 * 1024
 BLOCK_BYTES_PER_TOKEN = 64  # a block has some sixteen rows of text at four bytes a token
 EVALUATION_BATCH = 8
-SAMPLE_SEED = 0
 SAMPLE_TEMPERATURE = 0.8
 SAMPLE_TOKENS = 120
 
@@ -77,6 +77,13 @@ class CausalLM:
         return model
 
     # --- data ---
+
+    @property
+    def dataset_size(self) -> int | None:
+        """Documents in the files this peer brings; None if some of its data is streamed."""
+        if any(source.repo for source in self.options.data) or not self.context.needs_data:
+            return None
+        return sum(len(self._open(source)) for source in self.options.data)
 
     def blocks(self, *, seed: int, position: Mapping[str, Any] | None) -> DocumentBlocks:
         sources = self.options.data
@@ -155,13 +162,17 @@ class CausalLM:
     # --- something to look at ---
 
     def sample(self, model: torch.nn.Module) -> str:
-        generator = torch.Generator().manual_seed(SAMPLE_SEED)
-        tokens = [self.tokenizer.end_of_document]
+        return self.complete(model, "", Generation(num_tokens=SAMPLE_TOKENS, temperature=SAMPLE_TEMPERATURE))
+
+    def complete(self, model: torch.nn.Module, prompt: str, generation: Generation) -> str:
+        """The prompt, as the beginning of a document, and what the model makes of it."""
+        begin = [self.tokenizer.end_of_document, *self.tokenizer.encode([prompt])[0]]
+
+        def logits_after(tokens: Sequence[int]) -> torch.Tensor:
+            seen = torch.tensor([tokens[-self.options.sequence_length :]], device=device)
+            logits: torch.Tensor = model(input_ids=seen).logits[0, -1, : self.tokenizer.num_tokens]
+            return logits
+
         with evaluating(model) as device:
-            for _ in range(SAMPLE_TOKENS):
-                seen = torch.tensor([tokens[-self.options.sequence_length :]], device=device)
-                logits = model(input_ids=seen).logits[0, -1, : self.tokenizer.num_tokens].float().cpu()
-                probabilities = torch.softmax(logits / SAMPLE_TEMPERATURE, dim=-1)
-                tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))
-        text = self.tokenizer.decode(tokens[1:])
-        return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+            tokens = generation.tokens(begin, logits_after)
+        return printable(self.tokenizer.decode([*begin[1:], *tokens]))

@@ -1,0 +1,35 @@
+"""The loss on held-out data, as often as a gossip run needs it."""
+
+from __future__ import annotations
+
+import torch
+
+from collab_core.errors import CollabError
+from collab_core.run.settings import RunSettings
+from collab_core.telemetry import EventLog
+from collab_trainer.task import Task
+
+
+class HeldOut:
+    """Measures every round if that decides when the run is over, otherwise as often as the run file says."""
+
+    def __init__(self, task: Task, settings: RunSettings, events: EventLog) -> None:
+        self._task, self._events = task, events
+        self._has_failed = False
+        self._every = 1 if settings.gossip.stop == "converged" else settings.checkpoints.evaluate
+
+    def measure(self, model: torch.nn.Module, epoch: int, training_loss: float | None) -> float | None:
+        """The loss now, or that of training where it cannot be measured; None if it is not due."""
+        if self._has_failed:
+            return training_loss
+        if not self._every or epoch % self._every:
+            return None
+        try:
+            loss = self._task.evaluate(model)
+        except Exception as error:  # noqa: BLE001 - a task's own code; mostly it needs data that is not here
+            self._has_failed = True
+            reason = error.message if isinstance(error, CollabError) else f"{type(error).__name__}: {error}"
+            self._events.write("evaluation_failed", epoch=epoch, reason=reason)
+            return training_loss
+        self._events.write("evaluated", epoch=epoch, held_out_loss=loss)
+        return loss
