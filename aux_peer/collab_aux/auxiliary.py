@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from collab_aux.archivist import Archivist
+from collab_aux.archivist import Archivist, Evaluate, Facts
+from collab_aux.checkpointer import Checkpointer
+from collab_aux.sampler import Sampler, Write
 from collab_core.averaging import RoundRequest
+from collab_core.checkpoints.statement import may_checkpoint
+from collab_core.overview import survey
 from collab_core.peer import Peer
+from collab_core.state.snapshot import Snapshot
 
 IDLE_S = 0.2
 NEWS_S = 2.0  # after a round somebody publishes what came of it, or everyone tries again
@@ -16,12 +22,50 @@ NEWS_S = 2.0  # after a round somebody publishes what came of it, or everyone tr
 class Auxiliary(Peer):
     """A peer without a GPU that reduces for others, keeps and serves the state, and watches the run."""
 
-    def __init__(self, **peer: Any) -> None:
+    def __init__(
+        self,
+        *,
+        files: Mapping[str, bytes],
+        evaluate: Evaluate | None = None,
+        write: Write | None = None,
+        **peer: Any,
+    ) -> None:
+        """
+        Args:
+            files: what belongs to the model beside its weights.
+            evaluate: the loss of a state on held-out data.
+            write: what a state has to say, if people look on.
+            **peer: as of every peer.
+        """
         super().__init__(**peer)
         self._archivist: Archivist | None = None
-        if self.config.is_active and self.settings.checkpoints.every:
-            self._archivist = Archivist(peer["session"], self._trainers_loss)
-            self.holding.on_snapshot = self._archivist.offer
+        self._sampler: Sampler | None = None
+        wanted = self.settings.checkpoints
+        if not self.config.is_active:
+            return
+        self.holding.on_snapshot = self._keep
+        if write is not None:
+            self._sampler = Sampler(write, self.events)
+        if not (wanted.every or wanted.remote):
+            return
+        session = peer["session"]
+        checkpointer = Checkpointer(session, files, self._is_our_turn) if wanted.remote else None
+        self._archivist = Archivist(session, self._trainers_loss, files, evaluate, checkpointer)
+
+    def _keep(self, snapshot: Snapshot, facts: Facts) -> None:
+        if self._archivist is not None:
+            self._archivist.offer(snapshot, facts, self.replica.history, self.holding.history_samples)
+        if self._sampler is not None:
+            self._sampler.offer(snapshot)
+
+    def _is_our_turn(self) -> bool:
+        """Of several who may upload checkpoints, the first one does."""
+        swarm = self.swarm
+        if not may_checkpoint(swarm.peer_id, swarm.grant, self.manifest):
+            return False
+        others = (peer for peer in self.outlook.others() if peer.record.role == "aux" and peer.record.root is not None)
+        rivals = (peer for peer in others if may_checkpoint(peer.peer_id, peer.record.grant, self.manifest))
+        return all(swarm.peer_id < rival.peer_id for rival in rivals)
 
     def run(self) -> None:
         """Help until stopped; `enter` comes first."""
@@ -36,14 +80,26 @@ class Auxiliary(Peer):
 
     def leave(self) -> None:
         super().leave()
+        if self._sampler is not None:
+            self._sampler.close()
         if self._archivist is not None:
             self._archivist.close()
 
     def _trainers_loss(self) -> float | None:
-        losses = [
-            p.record.loss for p in self.outlook.others() if p.record.role == "trainer" and p.record.loss is not None
-        ]
-        return sum(losses) / len(losses) if losses else None
+        return survey(self.outlook.others(), self.manifest).loss
+
+    def _tell_swarm(self) -> None:
+        """How everyone does, for whoever looks at the log later: our own part of an epoch says nothing of it."""
+        seen = survey(self.outlook.others(), self.manifest)
+        self.events.write(
+            "swarm",
+            epoch=self.replica.epoch,
+            loss=seen.loss,
+            samples=self.holding.history_samples,
+            samples_per_second=round(seen.samples_per_second, 2),
+            trainers=len(seen.trainers),
+            peers=len(seen.peers) + 1,
+        )
 
     def run_epoch(self) -> None:
         """Average (sending nothing), update, verify: each epoch's state without downloading it."""
@@ -53,6 +109,7 @@ class Auxiliary(Peer):
             return
         self.update(average)
         self.verify()
+        self._tell_swarm()
 
     def assist(self) -> None:
         """Reduce in one round of whatever epoch the others are at, keeping nothing."""
@@ -72,6 +129,7 @@ class Auxiliary(Peer):
                 parent_root=tip.root,
                 wants_average=False,
                 companions=lambda: self.outlook.companions(tip.epoch, tip.root),
+                is_missing=self.swarm.is_missing,
                 should_stop=is_over,
                 is_patient=True,
             ),
