@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+
 import typer
 
-from collab_cli import aux, demo, models, new, publish_model, status, train
+from collab_cli import (
+    aux,
+    dashboard,
+    demo,
+    doctor,
+    models,
+    models_moving,
+    new,
+    publish_model,
+    sample,
+    status,
+    train,
+    tune,
+    watch,
+)
 
 app = typer.Typer(
     name="collab",
@@ -20,7 +38,14 @@ app.command("aux")(aux.aux)
 app.command("train")(train.train)
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
+app.command("watch")(watch.watch)
+app.command("sample")(sample.sample)
+app.command("doctor")(doctor.doctor)
+app.command("tune")(tune.tune)
+app.command("dashboard")(dashboard.dashboard)
 app.command("publish-model")(publish_model.publish_model)
+models.app.command("push")(models_moving.push)
+models.app.command("pull")(models_moving.pull)
 app.add_typer(models.app)
 
 
@@ -40,4 +65,13 @@ def options(
 
 
 def main() -> None:
-    app()
+    """Run a command, and end with its exit code whatever threads of ours still do."""
+    try:
+        app()
+    except SystemExit as end:
+        if any(thread.daemon and thread.name.startswith("collab-") for thread in threading.enumerate()):
+            # Python would stop such a thread in the middle of torch, which takes that for a crash and aborts us
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else 0)
+        raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections import defaultdict
+from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from collab_cli import options
+from collab_cli.chart import Curve, draw
 from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
 
@@ -23,9 +26,10 @@ if TYPE_CHECKING:
     import torch
 
     from collab_cli.local_swarm import LocalPeer, LocalSwarm
+    from collab_core.state.replica import Replica
     from collab_trainer import Task
 
-BARS = "▁▂▃▄▅▆▇█"
+CHART_LINES = 6
 
 
 def demo(
@@ -53,7 +57,15 @@ def demo(
         run_folder = RunFolder(Path(run)) if run is not None else built_in_run(place / "run", seed)
         settings = run_folder.settings()
         data = (data_dir or run_folder.path).absolute()
-        swarm = LocalSwarm(run_folder.path, place, data_dir=data, num_trainers=peers, epochs=epochs, verbose=verbose)
+        swarm = LocalSwarm(
+            run_folder.path,
+            place,
+            data_dir=data,
+            num_trainers=peers,
+            epochs=epochs,
+            verbose=verbose,
+            keeps_models=settings.strategy.name == "gossip",
+        )
         started = time.monotonic()
         curve = Curve()
         try:
@@ -61,7 +73,7 @@ def demo(
                 swarm.start()
             show(swarm, curve, console, epochs)
             if console.is_terminal:
-                console.print(Group(table(swarm, epochs), f"\nloss  {curve.draw(min(60, console.width - 20))}"))
+                console.print(picture(swarm, curve, console, epochs))
         finally:
             with console.status("Stopping everyone…"):
                 swarm.stop()
@@ -84,48 +96,30 @@ def built_in_run(folder: Path, seed: int) -> Any:
     return RunFolder.create(folder, text.replace("\nseed = 0", f"\nseed = {seed}", 1))
 
 
-class Curve:
-    """Mean training loss of the trainers, by epoch."""
-
-    def __init__(self) -> None:
-        self._losses: dict[int, list[float]] = defaultdict(list)
-
-    def add(self, events: list[dict[str, Any]]) -> list[int]:
-        """Take new epoch events; returns the epochs seen for the first time."""
-        before = set(self._losses)
-        for event in events:
-            if event["loss"] is not None:
-                self._losses[event["epoch"]].append(event["loss"])
-        return sorted(set(self._losses) - before)
-
-    def loss(self, epoch: int) -> float:
-        losses = self._losses[epoch]
-        return sum(losses) / len(losses)
-
-    def draw(self, width: int) -> str:
-        """The curve in block characters, newest at the right."""
-        epochs = sorted(self._losses)
-        if not epochs:
-            return "…"
-        stride = -(-len(epochs) // width)
-        values = [self.loss(epoch) for epoch in epochs[:: max(1, stride)]]
-        low, high = min(values), max(values)
-        span = (high - low) or 1.0
-        bars = "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in values)
-        return f"{values[0]:.2f} {bars} {values[-1]:.2f}"
-
-
 def show(swarm: LocalSwarm, curve: Curve, console: Console, epochs: int) -> None:
     """A live table while it runs; plain lines where there is no terminal."""
     if not console.is_terminal:
         for events in swarm.watch():
-            for epoch in curve.add(events):
+            for epoch in added(curve, events):
                 console.print(f"epoch {epoch:>4} of {epochs}  loss {curve.loss(epoch):.3f}")
         return
     with Live(console=console, refresh_per_second=5, transient=True) as live:
         for events in swarm.watch():
-            curve.add(events)
-            live.update(Group(table(swarm, epochs), f"\nloss  {curve.draw(min(60, console.width - 20))}\n"))
+            added(curve, events)
+            live.update(picture(swarm, curve, console, epochs))
+
+
+def added(curve: Curve, events: list[dict[str, Any]]) -> list[int]:
+    """Take new epoch events; returns the epochs seen for the first time."""
+    return [
+        event["epoch"] for event in events if event["loss"] is not None and curve.add(event["epoch"], event["loss"])
+    ]
+
+
+def picture(swarm: LocalSwarm, curve: Curve, console: Console, epochs: int) -> Group:
+    """The loss by epoch, and who is where."""
+    chart = Text("\n".join(draw(curve.values(), console.width, CHART_LINES)), "cyan")
+    return Group(chart, "", table(swarm, epochs))
 
 
 def table(swarm: LocalSwarm, epochs: int) -> Table:
@@ -136,7 +130,7 @@ def table(swarm: LocalSwarm, epochs: int) -> Table:
     for peer in swarm.peers:
         if peer.role == "aux":
             peer.read_events()
-        joined, epoch = peer.last("joined"), peer.last("epoch")
+        joined, epoch = peer.last("joined"), peer.last("epoch") or peer.last("round")
         name = escape(joined["name"]) if joined else "[dim]starting…[/dim]"
         if epoch is None:
             result.add_row(name, peer.role, f"0/{epochs}", "", "", "", "")
@@ -144,17 +138,20 @@ def table(swarm: LocalSwarm, epochs: int) -> Table:
         mine = contributed(peer, joined["name"]) if joined else 0
         loss = "" if epoch["loss"] is None else f"{epoch['loss']:.3f}"
         progress = f"{epoch['epoch']}/{epochs}"
-        result.add_row(name, peer.role, progress, loss, str(mine), f"{epoch['seconds']:.1f}", epoch["root"][:12])
+        root = epoch.get("root", "")[:12]
+        result.add_row(name, peer.role, progress, loss, str(mine), f"{epoch['seconds']:.1f}", root)
     return result
 
 
 def contributed(peer: LocalPeer, name: str) -> int:
     """Samples of a trainer in the epochs so far."""
-    return sum(event["members"].get(name, 0) for event in peer.events if event["event"] == "epoch")
+    alone: list[int] = [event["samples"] for event in peer.events if event["event"] == "round"]
+    together: list[int] = [event["members"].get(name, 0) for event in peer.events if event["event"] == "epoch"]
+    return sum(alone) + sum(together)
 
 
 def summarise(swarm: LocalSwarm, run_folder: Any, data_dir: Path, seconds: float) -> dict[str, Any]:
-    """What came of it: the auxiliary's last state, judged on held-out data, and everyone's last words."""
+    """What came of it: the last state, judged on held-out data, and everyone's last words."""
     from collab_core.errors import Code, RunError
     from collab_core.run import fingerprint
     from collab_core.state.backup import read_backup
@@ -168,10 +165,15 @@ def summarise(swarm: LocalSwarm, run_folder: Any, data_dir: Path, seconds: float
     model = task.build_model()
     replica = new_replica(manifest.settings, model)
     first = _loss(task, model)
-    backup = read_backup(swarm.auxiliary.folder / "backup.collab", manifest.run_id)
-    if backup is None:
-        raise RunError(Code.PEER_FAILED, "The auxiliary peer kept no state.", fix="Run again with --verbose.")
-    replica.load(backup.tensors, backup.history)
+    is_gossip = manifest.settings.strategy.name == "gossip"
+    backups = []
+    for keeper in swarm.trainers if is_gossip else [swarm.auxiliary]:
+        if (backup := read_backup(keeper.folder / "backup.collab", manifest.run_id)) is None:
+            raise RunError(Code.PEER_FAILED, f"{keeper.folder.name} kept no state.", fix="Run again with --verbose.")
+        backups.append(backup)
+    distance = _distance(replica, [backup.tensors for backup in backups])
+    for name, view in replica.layout.views(replica.values).items():
+        view.copy_(backups[0].tensors[f"model/{name}"])
     replica.layout.write(model, replica.values)
     people = []
     for peer in swarm.peers:
@@ -191,20 +193,33 @@ def summarise(swarm: LocalSwarm, run_folder: Any, data_dir: Path, seconds: float
                 "model_root": left["root"],
             }
         )
-    if len({(person["epoch"], person["model_root"]) for person in people}) != 1:
+    if not is_gossip and len({(person["epoch"], person["model_root"]) for person in people}) != 1:
         listed = "; ".join(f"{person['name']}: epoch {person['epoch']}, {person['model_root']}" for person in people)
         raise RunError(
             Code.PEER_FAILED, f"The peers did not end with the same model: {listed}.", fix="This is a bug; report it."
         )
     return {
         "run_id": manifest.run_id,
-        "epochs": replica.epoch,
+        "epochs": int(backups[0].tensors["run/epoch"].item()),
         "seconds": round(seconds, 1),
         "loss": {"first": first, "last": _loss(task, model), "floor": task.floor},
-        "model_root": backup.root,
+        "model_root": None if is_gossip else backups[0].root,
+        "distance": distance if is_gossip else None,
         "peers": people,
         "sample": task.sample(model),
     }
+
+
+def _distance(initial: Replica, states: list[Mapping[str, torch.Tensor]]) -> float:
+    """The greatest squared distance between two of the models, relative to how far both have come."""
+    moves = []
+    for tensors in states:
+        values = initial.values.clone()
+        for name, view in initial.layout.views(values).items():
+            view.copy_(tensors[f"model/{name}"])
+        moves.append(values.double() - initial.values.double())
+    pairs = combinations(moves, 2)
+    return max((float(((a - b) ** 2).sum() / ((a**2).sum() + (b**2).sum())) for a, b in pairs), default=0.0)
 
 
 def _loss(task: Task, model: torch.nn.Module) -> float | None:
@@ -234,8 +249,12 @@ def tell(console: Console, report: dict[str, Any], run: str | None) -> None:
             share = person["samples"] / total
             console.print(f"  {escape(person['name']):<18} {person['samples']:>7} samples  {share:>4.0%}")
         else:
-            console.print(f"  {escape(person['name']):<18} reduced for the others and kept the state")
-    console.print(f"All {len(report['peers'])} hold the same model, bit for bit: {report['model_root'][:24]}…")
+            did = "let the others in" if report["model_root"] is None else "reduced for the others and kept the state"
+            console.print(f"  {escape(person['name']):<18} {did}")
+    if report["model_root"] is None:
+        console.print(f"The models are {report['distance'] ** 0.5:.2%} apart, of the way they have come; this is one.")
+    else:
+        console.print(f"All {len(report['peers'])} hold the same model, bit for bit: {report['model_root'][:24]}…")
     console.print("\nWhat it can do by now:\n")
     for line in report["sample"].splitlines():
         console.print(f"  {escape(line)}", soft_wrap=True)

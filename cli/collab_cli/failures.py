@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from collab_core.errors import Code, CollabError, TaskError
+from collab_core.memory import is_out_of_memory
 
 
 def show_error(error: CollabError) -> None:
@@ -44,6 +45,8 @@ def errors_in_words(*, verbose: bool = False) -> Iterator[None]:
             traceback.print_exception(error.__cause__)  # in somebody else's code: its author wants to see it
         show_error(error)
         raise typer.Exit(error.exit_code) from None
+    except typer.Exit:
+        raise  # somebody has already said why
     except KeyboardInterrupt:
         Console(stderr=True).print("Stopped.")
         raise typer.Exit(0) from None
@@ -54,6 +57,15 @@ def errors_in_words(*, verbose: bool = False) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - the last line of defence against tracebacks
         if verbose:
             traceback.print_exc()
+        if is_out_of_memory(error):
+            show_error(
+                CollabError(
+                    Code.OUT_OF_MEMORY,
+                    f"There is not enough memory here ({' '.join(str(error).split())[:200] or type(error).__name__}).",
+                    fix="End other programs, or join from a machine with more; `collab doctor` says how much it takes.",
+                )
+            )
+            raise typer.Exit(2) from None
         place = traceback.extract_tb(error.__traceback__)[-1]
         show_error(
             CollabError(

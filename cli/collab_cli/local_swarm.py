@@ -54,12 +54,31 @@ class LocalSwarm:
     """Starts peers, watches over them, and ends every one of them."""
 
     def __init__(
-        self, run: Path, folder: Path, *, data_dir: Path, num_trainers: int, epochs: int, verbose: bool
+        self,
+        run: Path,
+        folder: Path,
+        *,
+        data_dir: Path,
+        num_trainers: int,
+        epochs: int,
+        verbose: bool,
+        keeps_models: bool = False,
     ) -> None:
+        """
+        Args:
+            run: folder of the run.
+            folder: for the peers' state folders.
+            data_dir: where the trainers' data is.
+            num_trainers: besides one auxiliary.
+            epochs: after which they leave.
+            verbose: they say more.
+            keeps_models: trainers keep a backup of what they had when they left; their models may differ.
+        """
         self._data_dir = data_dir
         self._run, self._folder, self._num_trainers, self._epochs = run, folder, num_trainers, epochs
         self._invite_file = folder / "invite"
         self._verbose = verbose
+        self._backup_every = epochs if keeps_models else 0
         self.peers: list[LocalPeer] = []
         num_threads = max(1, (os.cpu_count() or 1) // num_trainers)
         self._environment = {
@@ -89,8 +108,8 @@ class LocalSwarm:
             time.sleep(0.1)
         invite = self._invite_file.read_text().strip()
         for number in range(1, self._num_trainers + 1):
-            options = ("--epochs", str(self._epochs), "--backup-every-step", "0", "--data-dir", str(self._data_dir))
-            self._start(f"trainer-{number}", "train", invite, *options)
+            options = ("--epochs", str(self._epochs), "--backup-every-step", str(self._backup_every))
+            self._start(f"trainer-{number}", "train", invite, *options, "--data-dir", str(self._data_dir))
         return invite
 
     def _start(self, name: str, *command: str) -> None:
@@ -126,12 +145,12 @@ class LocalSwarm:
         )
 
     def watch(self) -> Iterator[list[dict[str, Any]]]:
-        """New epoch events of the trainers, until all of them are done."""
+        """New epochs, or rounds, of the trainers, until all of them are done."""
         while True:
             is_over = all(peer.process.poll() is not None for peer in self.trainers)
             self.check()
-            epochs = [event for peer in self.trainers for event in peer.read_events() if event["event"] == "epoch"]
-            yield epochs
+            news = [event for peer in self.trainers for event in peer.read_events()]
+            yield [event for event in news if event["event"] in ("epoch", "round")]
             if is_over:
                 return
             time.sleep(0.2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from rich.table import Table
 from collab_cli.failures import errors_in_words
 
 if TYPE_CHECKING:
-    from collab_core.archive import Archive
+    from collab_core.archive import Archive, Version
 
 app = typer.Typer(name="models", help="Every version of a model: list, compare, recover.", no_args_is_help=True)
 
@@ -27,15 +28,31 @@ StateDir = Annotated[
 ]
 Reference = Annotated[str, typer.Argument(help="A tag, latest, epoch:12, or the beginning of a root.", metavar="REF")]
 console = Console(highlight=False)
+LEVELS = {"R2": "the same model came out (R2).", "R3": "another model came out that is as good (R3)."}
+
+
+class Preference(enum.StrEnum):
+    """What the archive should be good at."""
+
+    storage = "storage"
+    balanced = "balanced"
+    speed = "speed"
+
+
+PreferOption = Annotated[
+    Preference, typer.Option("--prefer", help="Keep it small, quick to get back, or something between.")
+]
 
 
 @contextmanager
-def opened(state_dir: Path | None, *, may_create: bool = False) -> Iterator[Archive]:
+def opened(
+    state_dir: Path | None, *, may_create: bool = False, prefer: Preference = Preference.balanced
+) -> Iterator[Archive]:
     with errors_in_words():
-        from collab_core.archive import Archive
+        from collab_core.archive import Archive, Prefer
         from collab_core.archive.places import locate
 
-        archive = Archive(locate(state_dir, may_create=may_create))
+        archive = Archive(locate(state_dir, may_create=may_create), prefer=Prefer(prefer.value))
         try:
             yield archive
         finally:
@@ -128,20 +145,31 @@ def save(
     checkpoint: Annotated[Path, typer.Argument(help="A .safetensors file, or a folder with model.safetensors.")],
     parent: Annotated[str | None, typer.Option(help="The version it was made from.", metavar="REF")] = None,
     tag: Annotated[str | None, typer.Option(help="A name for it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="What it was trained with.")] = None,
+    data: Annotated[list[Path] | None, typer.Option(help="A file it was trained on. May be repeated.")] = None,
+    code: Annotated[list[Path] | None, typer.Option(help="A file that trained it. May be repeated.")] = None,
+    prefer: PreferOption = Preference.balanced,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Keep a model of your own, as a difference to the version it was made from."""
-    with opened(state_dir, may_create=True) as archive:
-        from collab_core.archive.variants import save_checkpoint
+    with opened(state_dir, may_create=True, prefer=prefer) as archive:
+        from collab_core.archive.variants import local_provenance, save_checkpoint
 
-        version = save_checkpoint(archive, checkpoint, parent=archive.find(parent) if parent else None)
+        origin = local_provenance(seed=seed, data=data or [], code=code or [])
+        base = archive.find(parent) if parent else None
+        version = save_checkpoint(archive, checkpoint, parent=base, provenance=origin)
         if tag:
             archive.tag(tag, version)
         if as_json:
             show_json({"root": version.root, "parent": version.parent, "tag": tag})
         else:
-            console.print(f"Saved [bold]{escape(tag or version.root[:12])}[/bold], root {version.root}")
+            _tell_saved(version, tag)
+
+
+def _tell_saved(version: Version, tag: str | None) -> None:
+    name = escape(tag or version.root[:12])
+    console.print(f"Saved [bold]{name}[/bold], root {version.root}", soft_wrap=True)
 
 
 @app.command("tag")
@@ -180,21 +208,85 @@ def recover(
             console.print(f"{output}: {size_of(num_bytes)}, every byte checked against {version.root[:12]}.")
 
 
+@app.command("record", context_settings={"ignore_unknown_options": True})
+def record(
+    command: Annotated[
+        list[str], typer.Argument(help="Makes a model in {output} from the one in {parent}.", metavar="-- COMMAND…")
+    ],
+    parent: Annotated[str, typer.Option(help="The version it is made from.", metavar="REF")],
+    tag: Annotated[str | None, typer.Option(help="A name for it.")] = None,
+    seed: Annotated[int, typer.Option(help="{seed} in the command, and COLLAB_SEED for it.")] = 0,
+    data: Annotated[list[Path] | None, typer.Option(help="A file the command reads. May be repeated.")] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="The command prints a metric last; within this share of it, a model is as good."),
+    ] = None,
+    prefer: PreferOption = Preference.balanced,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Run a training on a version, and keep what comes out with all it takes to repeat it."""
+    with opened(state_dir, prefer=prefer) as archive:
+        from collab_core.archive import recipes
+
+        base = archive.find(parent)
+        version = recipes.record(archive, base, command, seed=seed, data=data or [], tolerance=tolerance)
+        if tag:
+            archive.tag(tag, version)
+        if as_json:
+            show_json({"root": version.root, "parent": version.parent, "tag": tag})
+        else:
+            _tell_saved(version, tag)
+
+
 @app.command("verify")
-def verify(as_json: AsJson = False, state_dir: StateDir = None) -> None:
+def verify(
+    replay: Annotated[
+        str | None, typer.Option(help="Also train this version again, and see whether it comes out.", metavar="REF")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Run its command even if somebody else saved it.")] = False,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+) -> None:
     """Read everything and check it. Exit code 1 if something is wrong."""
     with opened(state_dir) as archive:
         from collab_core.archive import verify as verify_archive
 
         num_checked, bad = verify_archive(archive)
+        level: str | None = None
+        if replay is not None and not bad:
+            level, bad = _replay(archive, replay, is_allowed=yes)
         if as_json:
             show_json({"ok": not bad, "checked": num_checked, "bad": bad})
         else:
             console.print(f"{num_checked} versions read." if not bad else f"{num_checked} versions read, damaged:")
+            if level:
+                console.print(f"{escape(replay or '')} was trained again: {LEVELS[level]}")
             for line in bad:
                 console.print(f"  {escape(line)}", style="red")
         if bad:
             raise typer.Exit(1)
+
+
+def _replay(archive: Archive, reference: str, *, is_allowed: bool) -> tuple[str | None, list[str]]:
+    """The level that a version's recipe has proved, or what is wrong with it."""
+    from collab_core.archive import recipes
+    from collab_core.errors import ArchiveError, Code
+
+    version = archive.find(reference)
+    recipe = version.provenance.recipe
+    if recipe is not None and not is_allowed and not archive.is_ours(version):
+        raise ArchiveError(
+            Code.NO_RECIPE,
+            f"Somebody else saved {reference!r}, and its recipe runs a command: {' '.join(recipe['command'])}",
+            fix="If you trust it: --yes",
+        )
+    try:
+        return recipes.replay(archive, version), []
+    except ArchiveError as error:
+        if error.code is not Code.RECIPE_FAILED:
+            raise
+        return None, [f"{reference}: {error.message}"]
 
 
 @app.command("size")
@@ -211,49 +303,38 @@ def size(as_json: AsJson = False, state_dir: StateDir = None) -> None:
         console.print(f"{document['versions']} versions in {size_of(document['stored_bytes'])}{share}")
 
 
-Other = Annotated[Path, typer.Argument(help="Folder of the other archive, or of a peer that has one.", metavar="DIR")]
-References = Annotated[list[str] | None, typer.Argument(help="Which versions. Default: all.", metavar="REF")]
+@app.command("cost")
+def cost(reference: Reference, as_json: AsJson = False, state_dir: StateDir = None) -> None:
+    """What a version takes to keep, to send and to get back: as it is, whole, as a difference, trained again."""
+    with opened(state_dir) as archive:
+        from dataclasses import asdict
 
+        from collab_core.archive import predict
 
-@app.command("push")
-def push(to: Other, references: References = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
-    """Give another archive what it lacks."""
-    with opened(state_dir) as archive, opened(to, may_create=True) as other:
-        _move(archive, other, references, as_json=as_json)
-
-
-@app.command("pull")
-def pull(source: Other, references: References = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
-    """Get what this archive lacks from another one."""
-    with opened(source) as other, opened(state_dir, may_create=True) as archive:
-        _move(other, archive, references, as_json=as_json)
-
-
-def _move(source: Archive, target: Archive, references: list[str] | None, *, as_json: bool) -> None:
-    from collab_core.archive.transfer import transfer
-
-    tags = source.tags()
-    chosen = [source.find(reference) for reference in references] if references else list(reversed(source.versions()))
-    moved = transfer(source, target, chosen)
-    roots = {version.root for version in chosen}
-    for name, root in tags.items():
-        if root in roots and target.tags().get(name) != root:
-            target.tag(name, source.find(root))
-    if as_json:
-        show_json({"versions": moved.versions, "bytes": moved.bytes})
-    else:
-        console.print(f"{moved.versions} versions moved, {size_of(moved.bytes)}.")
+        version = archive.find(reference)
+        costs = {way: asdict(found) for way, found in predict(archive, version).items()}
+        if as_json:
+            show_json({"root": version.root, "costs": costs})
+            return
+        table = Table(box=None, header_style="dim")
+        for heading in ("kept", "to store", "to send", "to recover"):
+            table.add_column(heading, justify="left" if heading == "kept" else "right")
+        for way, found in costs.items():
+            sizes = size_of(found["bytes"]), size_of(found["transfer_bytes"])
+            table.add_row(way, *sizes, f"{found['seconds']:.2f} s")
+        console.print(table)
 
 
 @app.command("gc")
 def gc(
     last: Annotated[int, typer.Option(min=1, help="Keep this many of the newest.")] = 20,
     every: Annotated[list[int] | None, typer.Option(min=1, help="Keep every n-th too. [default: 10, 100]")] = None,
+    prefer: PreferOption = Preference.balanced,
     as_json: AsJson = False,
     state_dir: StateDir = None,
 ) -> None:
     """Drop old versions. What has a tag, or a variant made from it, stays."""
-    with opened(state_dir) as archive:
+    with opened(state_dir, prefer=prefer) as archive:
         from collab_core.archive import Keep
 
         dropped = archive.collect_garbage(Keep(last, tuple(every or (10, 100))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -47,6 +47,23 @@ Bandwidth = Annotated[
         help="What your connection carries, in Mbit/s, down/up: 100/20, or one number for both. Default: measured.",
         metavar="DOWN/UP",
         rich_help_panel=NETWORK,
+    ),
+]
+MaxUpload = Annotated[
+    float | None,
+    typer.Option(
+        min=0.6,  # 1 MiB must get through before newcomers lose their patience
+        max=MAX_RATE,
+        help="Mbit/s at most for newcomers who fetch the state from you. Default: no limit.",
+        rich_help_panel=NETWORK,
+    ),
+]
+AcceptModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Take models from this peer ID (`collab models push`), or from anyone. May be repeated.",
+        metavar="PEER_ID|anyone",
+        rich_help_panel=FILES,
     ),
 ]
 InitialPeers = Annotated[
@@ -106,6 +123,13 @@ def check_invite_file(path: Path | None, *, is_reachable: bool = True) -> None:
         )
 
 
+def check_machine(role: Literal["train", "aux"], state_dir: Path | None) -> None:
+    """The quick part of `collab doctor`: some milliseconds, before anything heavy is loaded."""
+    from collab_core.doctor.quick import check_quickly
+
+    check_quickly(role, state_dir)
+
+
 def check_sync(source: Invite | RunFolder, should_sync: bool) -> None:
     """An invite has no settings of its own to insist on."""
     from collab_core.errors import Code, ConfigError
@@ -128,7 +152,7 @@ def read_bandwidth(text: str | None) -> CoreBandwidth | None:
         return None
     numbers = text.split("/")
     try:
-        rates = [float(number) * 1e6 / 8 for number in numbers]
+        rates = [bytes_per_second(float(number)) for number in numbers]
         if not 1 <= len(rates) <= 2 or not all(0 < rate < MAX_RATE for rate in rates):
             raise ValueError
     except ValueError:
@@ -138,6 +162,11 @@ def read_bandwidth(text: str | None) -> CoreBandwidth | None:
             fix="Write it like --bandwidth 100/20 (down/up), or leave it out to have it measured.",
         ) from None
     return CoreBandwidth(download=rates[0], upload=rates[-1])
+
+
+def bytes_per_second(megabits: float | None) -> float:
+    """Of a speed in Mbit/s; 0 if there is none."""
+    return (megabits or 0.0) * 1e6 / 8
 
 
 def read_source(text: str) -> Invite | RunFolder:

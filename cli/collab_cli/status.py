@@ -48,26 +48,34 @@ def status(
             console.print(
                 f"Run [bold]{escape(report['name'])}[/bold], {report['run_id'][:16]}, epoch {report['epoch']}"
             )
+            if (newest := report["checkpoint"]) is not None:
+                console.print(
+                    f"Newest checkpoint: epoch {newest['epoch']}, {escape(newest['revision'])}", soft_wrap=True
+                )
             console.print(peer_table(report["peers"]))
+            for peer in report["peers"]:
+                if (why := peer["quarantined"]) is not None:
+                    words = f"{peer['name']} is kept out until epoch {why['until_epoch']}: {why['reason']}"
+                    console.print(escape(words), soft_wrap=True)
             if not report["peers"]:
                 console.print("Nobody is training right now. Join with: collab train INVITE")
 
 
 def observe(session: Session) -> dict[str, Any]:
     """The run as everyone's records tell it."""
-    from collab_core.state.claims import common_tip
+    from collab_core.overview import survey
 
     deadline = time.monotonic() + LOOK_S
     while not session.swarm.peers() and time.monotonic() < deadline:
         session.swarm.refresh()
         time.sleep(0.2)
-    peers = session.swarm.peers()
-    tip = common_tip(peers, session.manifest)
+    seen = survey(session.swarm.peers(), session.manifest)
     return {
         "run_id": session.manifest.run_id,
         "name": session.manifest.settings.name,
-        "epoch": max(tip.epoch, 0),
-        "model_root": tip.root or None,
+        "epoch": seen.epoch,
+        "model_root": seen.tip.root or None,
+        "checkpoint": None if seen.checkpoint is None else seen.checkpoint.model_dump(),
         "peers": [
             {
                 "peer_id": peer.peer_id,
@@ -78,19 +86,26 @@ def observe(session: Session) -> dict[str, Any]:
                 "phase": peer.record.phase,
                 "epoch": peer.record.epoch,
                 "samples": peer.record.samples,
+                "contributed_epochs": peer.record.epochs,
+                "contributed_seconds": peer.record.seconds,
                 "epoch_samples": peer.record.epoch_samples,
                 "samples_per_second": round(peer.record.samples_per_second, 2),
                 "loss": peer.record.loss,
                 "model_root": peer.record.root,
+                "distance": None if peer.record.gossip is None else peer.record.gossip.distance,
                 "last_seen": peer.record.time,
+                "quarantined": None
+                if (why := seen.kept_out.get(peer.peer_id)) is None
+                else why.model_dump(exclude={"peer_id"}),
             }
-            for peer in peers
+            for peer in seen.peers
         ],
     }
 
 
 def peer_table(peers: list[dict[str, Any]]) -> Table:
-    """Everyone in the run, for people."""
+    """Everyone in the run, for people; models that differ by design have a distance instead of a root."""
+    is_gossip = any(peer["distance"] is not None for peer in peers)
     table = Table(box=None, pad_edge=False)
     for heading, justify in (
         ("name", "left"),
@@ -101,10 +116,11 @@ def peer_table(peers: list[dict[str, Any]]) -> Table:
         ("samples", "right"),
         ("per s", "right"),
         ("loss", "right"),
-        ("root", "left"),
+        ("distance", "right") if is_gossip else ("root", "left"),
         ("seen", "right"),
     ):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        is_name = heading == "name"  # on a narrow terminal names are shortened, never numbers
+        table.add_column(heading, justify=justify, no_wrap=not is_name, overflow="ellipsis")  # type: ignore[arg-type]
     now = time.time()
     for peer in peers:
         loss = "" if peer["loss"] is None else f"{peer['loss']:.3f}"
@@ -112,12 +128,16 @@ def peer_table(peers: list[dict[str, Any]]) -> Table:
             escape(peer["name"]),
             peer["role"],
             peer["mode"],
-            peer["phase"],
+            peer["phase"] if peer["quarantined"] is None else "[red]quarantined[/red]",
             str(peer["epoch"]),
             str(peer["samples"]),
             f"{peer['samples_per_second']:.0f}" if peer["role"] == "trainer" else "",
             loss,
-            (peer["model_root"] or "")[:8],
+            _distance(peer["distance"]) if is_gossip else (peer["model_root"] or "")[:8],
             f"{max(0, now - peer['last_seen']):.0f} s",
         )
     return table
+
+
+def _distance(distance: float | None) -> str:
+    return "" if distance is None else f"{distance:.1e}"

@@ -23,6 +23,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self.event = threading.Event()
+        self._began = time.monotonic()
         self._is_polite = False
         self._num_signals = 0
         self._old: dict[int, object] = {}
@@ -51,11 +52,11 @@ class Stopping:
         self._is_polite = True
         return self.event
 
-    def after_hours(self, hours: float | None) -> None:
-        if hours is not None:
-            timer = threading.Timer(hours * 3600, self._ask)
-            timer.daemon = True
-            timer.start()
+    def after(self, seconds: float) -> None:
+        """Ask by ourselves, so many seconds after the command began."""
+        timer = threading.Timer(max(0.0, self._began + seconds - time.monotonic()), self._ask)
+        timer.daemon = True
+        timer.start()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._num_signals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.lines import EventLines
 from collab_cli.stopping import Stopping
+from collab_cli.time_limit import time_limit
+from collab_cli.view import showing
 
 YOURS = "Your machine"
 
@@ -20,8 +23,13 @@ def train(
         str, typer.Argument(help="The invite you were given, or the folder of a run.", metavar="INVITE|RUN")
     ],
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Samples per forward and backward pass.", rich_help_panel=YOURS)
-    ] = 32,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Samples per forward and backward pass; fewer at once if memory runs out. Default: tuned.",
+            rich_help_panel=YOURS,
+        ),
+    ] = None,
     accumulate_batches: Annotated[
         int, typer.Option(min=1, help="Batches to add up before looking at what the swarm does.", rich_help_panel=YOURS)
     ] = 1,
@@ -31,8 +39,22 @@ def train(
         int, typer.Option(min=0, help="Leave when the run has reached this epoch; 0 stays.", rich_help_panel=YOURS)
     ] = 0,
     hours: Annotated[
-        float | None, typer.Option(min=0, help="Leave after this many hours.", rich_help_panel=YOURS)
+        float | None,
+        typer.Option(
+            min=0,
+            help="Be gone after this many hours. Limits of Kaggle and Colab are noticed without it.",
+            rich_help_panel=YOURS,
+        ),
     ] = None,
+    nice: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=19,
+            help="Let this machine's other programs go first: 10 or more, up to 19.",
+            rich_help_panel=YOURS,
+        ),
+    ] = 0,
     data_dir: options.DataDir = None,
     name: options.Name = None,
     client_mode: Annotated[
@@ -55,6 +77,7 @@ def train(
     host_maddrs: options.HostMaddrs = None,
     announce_maddrs: options.AnnounceMaddrs = None,
     bandwidth: options.Bandwidth = None,
+    max_upload: options.MaxUpload = None,
     initial_peers: options.InitialPeers = None,
     identity_path: options.IdentityPath = None,
     invite_file: options.InviteFile = None,
@@ -73,6 +96,7 @@ def train(
     with errors_in_words(verbose=verbose), Stopping() as stopping:
         console = Console(highlight=False)
         source = options.read_source(run)
+        options.check_machine("train", state_dir)
         link = options.read_bandwidth(bandwidth)
         options.check_invite_file(invite_file, is_reachable=not client_mode)
         options.check_sync(source, sync_args)
@@ -83,6 +107,7 @@ def train(
             from collab_core.swarm import SwarmConfig
             from collab_trainer import Trainer, TrainerConfig, load_task, new_replica, pick_device, prepare
             from collab_trainer.device import describe
+            from collab_trainer.gossip import GossipTrainer
 
             chosen = pick_device(device)
             swarm_config = SwarmConfig(
@@ -98,13 +123,15 @@ def train(
             )
         console.print("Joining the run…")
         with open_session(source, swarm_config, state_dir=state_dir, prepare=prepare, should_sync=sync_args) as session:
-            session.events.listen(EventLines(console))
+            lines = EventLines(console)
+            session.events.listen(lines)
             settings = session.manifest.settings
             console.print(f"Run [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}, on {describe(chosen)}.")
             with console.status("Reading the data and building the model…"):
                 task = load_task(settings.task, options.task_context(source, session, data_dir, needs_data=True))
                 model = task.build_model()
-            peer = Trainer(
+            kind = GossipTrainer if settings.strategy.name == "gossip" else Trainer
+            peer = kind(
                 task=task,
                 model=model,
                 device=chosen,
@@ -113,6 +140,7 @@ def train(
                 config=TrainerConfig(
                     backup_every=backup_every,
                     bandwidth=link,
+                    max_upload=options.bytes_per_second(max_upload),
                     max_epochs=epochs,
                     batch_size=batch_size,
                     accumulate_batches=accumulate_batches,
@@ -121,13 +149,17 @@ def train(
                 stop=stopping.when_asked(),
                 fail_at=FailAt.from_environment(),
             )
-            stopping.after_hours(hours)
-            peer.enter()
-            if session.swarm.addresses or invite_file is not None:
-                invite = session.invite().encode()
-                if invite_file is not None:
-                    replace_file(invite_file.absolute(), invite.encode() + b"\n")
-                if not session.swarm.bootstrap_peers:
-                    console.print("\nYou are the first. Others join with:\n")
-                    console.print(f"collab train {invite}\n", style="bold cyan", soft_wrap=True)
-            peer.run()
+            if (limit := time_limit(hours)) is not None:
+                stopping.after(limit.seconds)
+                session.events.write("time_limit", seconds=round(limit.seconds), reason=limit.reason)
+            os.nice(nice)  # of this thread and those it starts: the network's go on as before, as others wait for them
+            with showing(session, console, lines, state=lambda: peer.epoch):
+                peer.enter()
+                if session.swarm.addresses or invite_file is not None:
+                    invite = session.invite().encode()
+                    if invite_file is not None:
+                        replace_file(invite_file.absolute(), invite.encode() + b"\n")
+                    if not session.swarm.bootstrap_peers:
+                        console.print("\nYou are the first. Others join with:\n")
+                        console.print(f"collab train {invite}\n", style="bold cyan", soft_wrap=True)
+                peer.run()

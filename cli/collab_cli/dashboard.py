@@ -1,0 +1,65 @@
+"""`collab dashboard`: one or more runs in a browser, without taking part."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from collab_cli import options
+from collab_cli.failures import errors_in_words
+from collab_cli.stopping import Stopping
+
+if TYPE_CHECKING:
+    from collab_core.session import Session
+
+LOOK_S = 2.0
+
+
+def dashboard(
+    runs: Annotated[list[str], typer.Argument(help="Invites of the runs to show.", metavar="INVITE…")],
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="Where to serve the page; 0.0.0.0:8420 shows it to everyone.",
+            metavar="HOST:PORT",
+            rich_help_panel=options.NETWORK,
+        ),
+    ] = "127.0.0.1:8420",
+    initial_peers: options.InitialPeers = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Show runs in a browser, side by side. Joins them as a guest that nobody sees."""
+    with errors_in_words(verbose=verbose), Stopping() as stopping, contextlib.ExitStack() as stack:
+        console = Console(highlight=False)
+        sources = [options.read_source(run) for run in runs]
+        from collab_cli.watching import watch_as_guest
+        from collab_dashboard import Dashboard, Place
+
+        place = Place.parse(listen, "--listen")
+        taken = stack.enter_context(place.bind("--listen"))
+        sessions: list[Session] = []
+        with console.status("Asking the swarm…"):
+            from collab_core.session import open_session
+            from collab_core.swarm import SwarmConfig
+            from collab_trainer import prepare
+
+            config = SwarmConfig(role="observer", client_mode=True, initial_peers=tuple(initial_peers or ()))
+            for source in sources:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="collab-dashboard-"))
+                opened = open_session(source, config, state_dir=Path(folder), prepare=prepare)
+                sessions.append(stack.enter_context(opened))
+        watches = [watch_as_guest(session) for session in sessions]
+        with Dashboard(watches, taken, is_local=place.is_local) as served:
+            names = ", ".join(session.manifest.settings.name for session in sessions)
+            console.print(f"Showing [bold]{escape(names)}[/bold] at [bold cyan]{served.url}[/bold cyan]")
+            console.print("Press Ctrl-C to end.\n", style="dim")
+            stop = stopping.when_asked()
+            while not stop.wait(LOOK_S):
+                for session in sessions:
+                    session.swarm.check_alive()
