@@ -3,25 +3,52 @@
 from __future__ import annotations
 
 import argparse
+import math
+import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import averaging, round_trip
+from benchmarks import archive, averaging, churn, gossip, growth, join, links, loss, poison, round_trip, unequal
+from benchmarks.experiment import Experiment
 from benchmarks.record import Record
+from benchmarks.suite import Suite
 
-SUITES = {"averaging": averaging.SUITE, "round": round_trip.SUITE}
+SUITES: dict[str, Suite | archive.ArchiveSuite | Experiment | growth.GrowthSuite | loss.LossSuite] = {
+    "archive": archive.SUITE,
+    "averaging": averaging.SUITE,
+    "churn": churn.SUITE,
+    "gossip": gossip.SUITE,
+    "growth": growth.SUITE,
+    "join": join.SUITE,
+    "links": links.SUITE,
+    "loss": loss.SUITE,
+    "poison": poison.SUITE,
+    "round": round_trip.SUITE,
+    "unequal": unequal.SUITE,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", nargs="*", choices=[[], *sorted(SUITES)], help="default: all")
     parser.add_argument("--output", type=Path, default=Path("build/benchmarks"), help="folder for JSON and plots")
-    parser.add_argument("--repeats", type=int, default=5, help="how often every arm is measured")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="how often every arm is measured, each time with another seed"
+    )
+    parser.add_argument("--length", type=float, default=1.0, help="of whole runs, e.g. 0.1 to try whether one works")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further whole run after this long")
     arguments = parser.parse_args()
+    until = time.monotonic() + 60 * arguments.minutes
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same way out, so that nothing is left behind
     for name in arguments.suite or sorted(SUITES):
+        suite = SUITES[name]
+        if isinstance(suite, Experiment):
+            suite = replace(suite, length=arguments.length, until=until)
+            name = name if arguments.length == 1 else f"{name}-{arguments.length:g}"
         record = Record.open(arguments.output / f"{name}.json", is_fresh=arguments.fresh)
         print(f"\n{name}: {record.describe()}")
-        suite = SUITES[name]
         suite.run(record, arguments.repeats)
         print(f"\n{suite.table(record)}")
         suite.plot(record, arguments.output / f"{name}.svg")

@@ -1,41 +1,74 @@
-"""Plots for the docs: every repetition as a dot, the median as a bar."""
+"""Plots for the docs, all in one style."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-COLOURS = ("#9aa5b1", "#52606d", "#e8833a", "#2f6fde")
+GREYS = ("#cbd2d9", "#9aa5b1", "#7b8794", "#52606d")
+RIVAL, OURS = "#e8833a", "#2f6fde"  # the last but one, and the last
+
+
+@contextmanager
+def figure_with(*, rows: int, columns: int, size: tuple[float, float], path: Path) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes, row by row; written to the path at the end."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "collab", "font.size": 10})
+    matplotlib.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    yield figure, axes
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def bars(groups: Mapping[str, Mapping[str, list[float]]], *, title: str, unit: str, path: Path) -> None:
-    """Groups of bars, one bar per arm.
+    """Groups of bars, one bar per arm: every repetition as a dot, the median as a bar.
 
     Args:
         groups: group → arm → the measured values.
     """
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "collab", "font.size": 10, "axes.spines.top": False})
-    from matplotlib import pyplot
-
     arms = list(next(iter(groups.values())))
-    figure, axes = pyplot.subplots(figsize=(7, 3.4), layout="constrained")
+    colours = (*GREYS[: len(arms) - 2], RIVAL, OURS)
     width = 0.8 / len(arms)
-    for number, arm in enumerate(arms):
-        for position, values in enumerate(group[arm] for group in groups.values()):
-            x = position + (number - (len(arms) - 1) / 2) * width
-            median = statistics.median(values)
-            colour = COLOURS[number % len(COLOURS)]
-            axes.bar(x, median, width * 0.9, color=colour, label=arm if position == 0 else None)
-            axes.plot([x] * len(values), values, ".", color="black", markersize=3, alpha=0.6)
-            axes.annotate(f"{median:.2f}", (x, max(values)), ha="center", va="bottom", fontsize=8)
-    axes.set_xticks(range(len(groups)), list(groups))
-    axes.set_ylabel(unit)
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.spines["right"].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    with figure_with(rows=1, columns=1, size=(8, 3.4), path=path) as (figure, ((axes,),)):
+        for number, arm in enumerate(arms):
+            for position, values in enumerate(group[arm] for group in groups.values()):
+                x = position + (number - (len(arms) - 1) / 2) * width
+                median = statistics.median(values)
+                axes.bar(x, median, width * 0.9, color=colours[number], label=arm if position == 0 else None)
+                axes.plot([x] * len(values), values, ".", color="black", markersize=3, alpha=0.6)
+                axes.annotate(f"{median:.3g}", (x, max(values)), ha="center", va="bottom", fontsize=7)
+        axes.set_xticks(range(len(groups)), list(groups))
+        axes.set_ylabel(unit)
+        axes.set_title(title, loc="left", fontsize=11)
+        figure.legend(frameon=False, loc="outside right upper")
+
+
+def curves(panels: Mapping[str, Mapping[str, Mapping[int, float]]], *, x: str, path: Path) -> None:
+    """Panels side by side, both axes logarithmic.
+
+    Args:
+        panels: unit → line → size → value.
+        x: what the sizes are.
+        path: of the plot.
+    """
+    colours = (OURS, RIVAL, *GREYS[::-2])
+    with figure_with(rows=1, columns=len(panels), size=(4 * len(panels), 3.6), path=path) as (_, (all_axes,)):
+        for axes, (unit, lines) in zip(all_axes, panels.items(), strict=True):
+            measured = {label: values for label, values in lines.items() if values}
+            for (label, values), colour in zip(measured.items(), colours, strict=False):
+                axes.plot(list(values), list(values.values()), ".-", color=colour, label=label)
+            ticks = sorted({size for values in lines.values() for size in values})
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(ticks, [str(tick) for tick in ticks])
+            axes.set_xlabel(x)
+            axes.set_title(unit, loc="left", fontsize=10)
+            axes.legend(frameon=False, fontsize=8)

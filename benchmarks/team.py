@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,17 @@ class TeamFailed(Exception):
     """One of the processes did not get to its end."""
 
 
-def run_team(module: str, arguments: list[str], num_processes: int, timeout_s: float) -> list[dict[str, Any]]:
+def run_team(
+    module: str,
+    arguments: list[str],
+    num_processes: int,
+    timeout_s: float,
+    prefixes: Sequence[tuple[str, ...]] = (),
+) -> list[dict[str, Any]]:
     """Run `python -m MODULE FOLDER RANK SIZE *arguments` once per rank; each prints one JSON document.
+
+    Args:
+        prefixes: what to put before each command: a host of the lab to run it on.
 
     Raises:
         TeamFailed: one failed, and the others were ended.
@@ -35,7 +45,8 @@ def run_team(module: str, arguments: list[str], num_processes: int, timeout_s: f
         try:
             for rank, path in enumerate(outputs):
                 with path.open("wb") as output:
-                    arguments_of_rank = [*command, str(rank), str(num_processes), *arguments]
+                    prefix = prefixes[rank] if prefixes else ()
+                    arguments_of_rank = [*prefix, *command, str(rank), str(num_processes), *arguments]
                     workers.append(subprocess.Popen(arguments_of_rank, stdout=output, env=environment))
             deadline = time.monotonic() + timeout_s
             while any(worker.poll() is None for worker in workers):

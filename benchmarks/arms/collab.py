@@ -20,7 +20,7 @@ def main() -> None:
     flat = make_flat(team.rank)
     stop = threading.Event()
     with open_swarm(team) as swarm:
-        averager = ExactAverager(swarm, RunSettings(name="bench"), layout_hash=bytes(32), num_values=NUM_VALUES)
+        averager = ExactAverager(swarm, RunSettings(name="bench"), layout_hash=bytes(32), lengths=[NUM_VALUES])
         team.meet("ready")
 
         def run_round(number: int) -> None:

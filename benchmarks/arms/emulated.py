@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from benchmarks.arms.counters import cpu_seconds, sent_bytes
 from benchmarks.round_trip import BATCH_SIZE, NUM_BATCHES, NUM_EPOCHS, NUM_WARM_UP, WIDTH, WORK_S
 from benchmarks.team import Team
 from collab_trainer.task import Batch, Block, NumberedBlocks
@@ -55,14 +55,17 @@ class EpochClock:
     """Notes when this peer begins each epoch."""
 
     def __init__(self) -> None:
-        self._starts: dict[int, tuple[float, float]] = {}
+        self._starts: dict[int, tuple[float, float, int]] = {}
 
     def begin(self, epoch: int) -> None:
-        self._starts.setdefault(epoch, (time.monotonic(), _cpu_seconds()))
+        self._starts.setdefault(epoch, (time.monotonic(), cpu_seconds(), sent_bytes("lo")))
 
     def report(self, team: Team) -> None:
         """Once the last epoch has begun."""
-        (start, cpu_before), (end, cpu_after) = self._starts[NUM_WARM_UP], self._starts[NUM_EPOCHS]
+        (start, cpu_before, sent_before), (end, cpu_after, sent_after) = (
+            self._starts[NUM_WARM_UP],
+            self._starts[NUM_EPOCHS],
+        )
         num_epochs = NUM_EPOCHS - NUM_WARM_UP
         team.meet("done")
         print(
@@ -70,11 +73,7 @@ class EpochClock:
                 {
                     "seconds_per_epoch": (end - start) / num_epochs,
                     "cpu_seconds": (cpu_after - cpu_before) / num_epochs,
+                    "bytes_of_all": (sent_after - sent_before) / num_epochs,
                 }
             )
         )
-
-
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
