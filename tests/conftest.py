@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from processes import PeerProcess, wait_until
+from hub_endpoint import TOKEN, Hub, serve_hub
+from playwright.sync_api import Browser, sync_playwright
+from processes import SwarmOfProcesses
 
-GONE_WITHIN_S = 5.0
-ONE_AT_A_TIME = (
-    "swarm",
-    "lab",
-)  # these tests keep a core busy with several processes; the rest runs beside them
+ONE_AT_A_TIME = ("swarm", "lab")  # each of these folders keeps a core busy with several processes
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ONE_AT_A_TIME:
-            item.add_marker(pytest.mark.xdist_group("swarm"))
-
-
-class SwarmOfProcesses:
-    """Peers of one test: an auxiliary that hands out the invite, trainers that use it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.peers: list[PeerProcess] = []
-
-    def start(self, name: str, *command: str, **options: Any) -> PeerProcess:
-        peer = PeerProcess(self.folder / "peers" / name, *command, **options)
-        self.peers.append(peer)
-        return peer
-
-    def aux(self, run: Path | str, name: str = "aux", *options: str, **more: Any) -> PeerProcess:
-        invite_file = self.folder / "peers" / name / "invite"
-        peer = self.start(name, "aux", str(run), "--invite-file", str(invite_file), *options, **more)
-        wait_until(lambda: invite_file.exists() or peer.process.poll() is not None, "an invite", 60)
-        assert peer.process.poll() is None, peer.tail()
-        return peer
-
-    def invite(self, name: str = "aux") -> str:
-        return (self.folder / "peers" / name / "invite").read_text().strip()
-
-    def trainer(self, name: str, *options: str, **more: Any) -> PeerProcess:
-        batch = () if "--batch-size" in options else ("--batch-size", "8")
-        return self.start(name, "train", self.invite(), *batch, *options, **more)
-
-    def close(self) -> None:
-        for peer in self.peers:
-            peer.descendants()
-            peer.close()
-        for peer in self.peers:
-            wait_until(lambda peer=peer: not peer.left_behind(), f"{peer.left_behind()} to end", GONE_WITHIN_S)
+            item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
 
 
 @pytest.fixture
@@ -64,11 +29,11 @@ def swarm(tmp_path: Path) -> Iterator[SwarmOfProcesses]:
     made = SwarmOfProcesses(tmp_path)
     yield made
     made.close()
-    left = {path for path in Path("/dev/shm").iterdir() if not _belongs_to_the_living(path)}
+    left = {path for path in Path("/dev/shm").iterdir() if not belongs_to_the_living(path)}
     assert left <= shared_before, "a shared-memory file is left"
 
 
-def _belongs_to_the_living(path: Path) -> bool:
+def belongs_to_the_living(path: Path) -> bool:
     """Whether a process that still runs, so none of ours, made this file (`torch_<pid>_…`)."""
     pid = path.name.removeprefix("torch_").partition("_")[0]
     return pid.isdigit() and Path(f"/proc/{pid}").exists()
@@ -87,3 +52,47 @@ def closing() -> Iterator[Callable[[Callable[[], None]], None]]:
     yield actions.append
     for action in reversed(actions):
         action()
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium; without it (`make browser-tools`, as root) these tests are skipped, and say so.
+
+    One per test: as long as Playwright runs, nothing else in this thread can run an event loop.
+    """
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("Chromium is not installed; as root: make browser-tools")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serve_hub() as made:
+        yield made
+
+
+@pytest.fixture
+def env(hub: Hub, tmp_path: Path) -> dict[str, str]:
+    """For a process that should take the small Hub for the real one."""
+    return {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hub"),
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_DISABLE_XET": "1",  # the endpoint speaks LFS, which every Hub does
+    }
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Three megabytes of disk."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], check=False)
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -61,6 +61,8 @@ class Hub:
         self.cut_off: set[str] = set()
         """Names of files whose downloads break off in the middle."""
         self.refuse_commits = False
+        self.before_commit: Callable[[], None] = lambda: None
+        """Called when all files of a commit are there, and nothing is committed yet."""
         self.url = ""
 
     def add(self, kind: str, name: str, files: Files, *, is_private: bool = False) -> str:
@@ -244,10 +246,13 @@ class Handler(BaseHTTPRequestHandler):
         if self.hub.refuse_commits:
             raise Refusal(403, "", "You don't have the rights to push to this repo")
         repo = self._repo(kind, name)
+        self.hub.before_commit()
         changes: Files = {}
         for line in body.splitlines():
             item = json.loads(line)
             value = item["value"]
+            if item["key"] == "header" and value.get("parentCommit") not in (None, repo.resolve("main")):
+                raise Refusal(412, "", "A commit has happened since. Please refresh and try again.")
             if item["key"] == "file":
                 changes[value["path"]] = base64.b64decode(value["content"])
             elif item["key"] == "lfsFile":
@@ -260,6 +265,12 @@ class Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": path} for path in sorted(files)]
         private = self._repo(kind, name).is_private
         self._json({"id": name, "sha": commit, "private": private, "siblings": siblings, "tags": [], "downloads": 0})
+
+    def commits(self, body: bytes, kind: str, name: str, revision: str) -> None:
+        self._files(kind, name, revision)
+        listed = reversed(self._repo(kind, name).commits)
+        date = "2026-01-01T00:00:00.000Z"
+        self._json([{"id": commit, "title": "", "message": "", "date": date, "authors": []} for commit in listed])
 
     def tree(self, body: bytes, kind: str, name: str, revision: str, path: str | None = None) -> None:
         _, files = self._files(kind, name, revision)
@@ -333,6 +344,7 @@ ROUTES = [
     (rf"POST {_API}/commit/{_REVISION}", "commit"),
     (rf"(?:GET|HEAD) {_API}", "info"),
     (rf"(?:GET|HEAD) {_API}/revision/{_REVISION}", "info"),
+    (rf"GET {_API}/commits/{_REVISION}", "commits"),
     (rf"GET {_API}/tree/{_REVISION}(?P<path>/.*)?", "tree"),
     (rf"POST {_API}/paths-info/{_REVISION}", "paths_info"),
     (rf"(?:GET|HEAD) /(?P<kind>datasets/)?{_REPO}/resolve/{_REVISION}/(?P<path>.+)", "resolve"),

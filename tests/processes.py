@@ -16,12 +16,17 @@ from typing import Any
 import psutil
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+GONE_WITHIN_S = 5.0
 
 Event = dict[str, Any]
 
 
 def collab(
-    *arguments: str, timeout_s: float = 60, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
+    *arguments: str,
+    timeout_s: float = 60,
+    env: dict[str, str] | None = None,
+    prefix: tuple[str, ...] = (),
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a `collab` command to its end; with a prefix, on a host of the lab."""
     return subprocess.run(
@@ -30,6 +35,7 @@ def collab(
         text=True,
         timeout=timeout_s,
         env={**environment(), **(env or {})},
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         check=False,
     )
@@ -154,6 +160,9 @@ class PeerProcess:
             self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
+    def is_gone(self) -> bool:
+        return not self.left_behind()
+
     def left_behind(self) -> list[str]:
         """Descendants that are still running."""
         alive = []
@@ -176,3 +185,37 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) 
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
         time.sleep(0.1)
+
+
+class SwarmOfProcesses:
+    """Peers of one run: an auxiliary that hands out the invite, trainers that use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.peers: list[PeerProcess] = []
+
+    def start(self, name: str, *command: str, **options: Any) -> PeerProcess:
+        peer = PeerProcess(self.folder / "peers" / name, *command, **options)
+        self.peers.append(peer)
+        return peer
+
+    def aux(self, run: Path | str, name: str = "aux", *options: str, **more: Any) -> PeerProcess:
+        invite_file = self.folder / "peers" / name / "invite"
+        peer = self.start(name, "aux", str(run), "--invite-file", str(invite_file), *options, **more)
+        wait_until(lambda: invite_file.exists() or peer.process.poll() is not None, "an invite", 120)
+        assert peer.process.poll() is None, peer.tail()
+        return peer
+
+    def invite(self, name: str = "aux") -> str:
+        return (self.folder / "peers" / name / "invite").read_text().strip()
+
+    def trainer(self, name: str, *options: str, **more: Any) -> PeerProcess:
+        batch = () if "--batch-size" in options else ("--batch-size", "8")
+        return self.start(name, "train", self.invite(), *batch, *options, **more)
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.descendants()
+            peer.close()
+        for peer in self.peers:
+            wait_until(peer.is_gone, f"{peer.left_behind()} to end", GONE_WITHIN_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,27 @@ def test_a_fleet_of_slightly_different_models(tmp_path: Path) -> None:
         assert "Traceback" not in finished.stdout + finished.stderr
 
 
+def test_costs_are_told_and_a_recorded_training_is_run_again(tmp_path: Path) -> None:
+    archive, other = tmp_path / "archive", tmp_path / "other"
+    models("save", str(checkpoint(tmp_path / "base")), "--tag", "base", folder=archive)
+    change = "import sys; from safetensors.numpy import *; w = load_file(sys.argv[1] + '/model.safetensors'); "
+    change += "w['head'] = w['head'] * 2; save_file(w, sys.argv[2] + '.safetensors')"
+    words = ("record", "--parent", "base", "--tag", "doubled", "--json", "--state-dir", str(archive), "--")
+    done = collab("models", *words, sys.executable, "-c", change, "{parent}", "{output}")
+    assert done.returncode == 0, done.stderr
+    costs = models("cost", "doubled", folder=archive)["costs"]
+    assert costs.keys() == {"now", "full", "delta", "replay"}
+    assert costs["replay"]["bytes"] < costs["delta"]["bytes"] < costs["full"]["bytes"]
+    assert models("verify", "--replay", "doubled", folder=archive) == {"ok": True, "checked": 2, "bad": []}
+    assert models("log", folder=archive)["versions"][0]["level"] == "R2"
+    models("push", str(other), folder=archive)
+    foreign = collab("models", "verify", "--replay", "doubled", "--state-dir", str(other))
+    assert (foreign.returncode, "COLLAB-317" in foreign.stderr) == (2, True), foreign.stderr
+    assert models("verify", "--replay", "doubled", "--yes", folder=other)["ok"]
+    shown = collab("models", "cost", "doubled", "--state-dir", str(archive))
+    assert (shown.returncode, "to recover" in shown.stdout) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -74,6 +96,9 @@ def test_a_fleet_of_slightly_different_models(tmp_path: Path) -> None:
         (("save", "not-there.safetensors", "--state-dir", "archive"), 315),
         (("save", "base/config.json", "--state-dir", "archive"), 315),
         (("save", "base", "--parent", "nothing", "--state-dir", "archive"), 312),
+        (("save", "base", "--data", "not-there.txt", "--state-dir", "archive"), 315),
+        (("verify", "--replay", "base", "--state-dir", "archive"), 317),
+        (("record", "--parent", "base", "--state-dir", "archive", "--", "false"), 318),
     ],
 )
 def test_mistakes_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int) -> None:
@@ -88,6 +113,7 @@ def test_mistakes_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word
 def test_damage_is_named_and_nothing_wrong_is_handed_out(tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     models("save", str(checkpoint(tmp_path / "base")), "--tag", "base", folder=archive)
+    models("push", str(tmp_path / "backup"), folder=archive)
     (pack,) = (archive / "packs").glob("*.pack")
     content = bytearray(pack.read_bytes())
     content[1000] ^= 1
@@ -95,7 +121,11 @@ def test_damage_is_named_and_nothing_wrong_is_handed_out(tmp_path: Path) -> None
     finished = collab("models", "verify", "--json", "--state-dir", str(archive))
     report = json.loads(finished.stdout)
     assert (finished.returncode, report["ok"], len(report["bad"])) == (1, False, 1)
+    assert "COLLAB-500" not in finished.stderr, "damage is no bug in Collab"
     finished = collab("models", "recover", "base", "-o", str(tmp_path / "x"), "--state-dir", str(archive))
     assert finished.returncode == 2
     assert "COLLAB-313" in finished.stdout + finished.stderr
     assert not (tmp_path / "x" / "model.safetensors").exists()
+    assert models("pull", str(tmp_path / "backup"), folder=archive)["versions"] == 1  # as the error says
+    assert models("verify", folder=archive)["ok"]
+    models("recover", "base", "-o", str(tmp_path / "x"), folder=archive)

@@ -11,7 +11,7 @@ from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-SOURCES = [ROOT / "core", ROOT / "trainer", ROOT / "aux_peer", ROOT / "cli"]
+SOURCES = [ROOT / "core", ROOT / "trainer", ROOT / "aux_peer", ROOT / "dashboard", ROOT / "cli"]
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TITLED_FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)

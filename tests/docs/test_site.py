@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -97,3 +98,11 @@ def test_every_file_the_pages_name_exists() -> None:
             if not (ROOT / name).exists():
                 missing.append(f"{page.name}: {name}")
     assert missing == []
+
+
+def test_code_quoted_on_the_page_of_the_four_moves_is_the_code() -> None:
+    page = (ROOT / "docs" / "concepts" / "four-moves.md").read_text()
+    source = (ROOT / "trainer" / "collab_trainer" / "trainer.py").read_text()
+    quoted = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert quoted
+    assert all(textwrap.indent(code, "    ") in source for code in quoted)

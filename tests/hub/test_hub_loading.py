@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from causal_lm import LLAMA, task, write_texts
 from cli.test_mistakes import assert_refused
-from hub_endpoint import TOKEN, Hub, serve_hub
+from hub_endpoint import Hub
 from processes import collab
 
 from collab_core.run.settings import RunSettings
@@ -36,17 +35,6 @@ def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("model")
     publish_to_folder(task(), RunSettings(name="foxes"), folder / "model", folder)
     return {file.name: file.read_bytes() for file in (folder / "model").iterdir()}
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serve_hub() as made:
-        yield made
-
-
-@pytest.fixture
-def env(hub: Hub, tmp_path: Path) -> dict[str, str]:
-    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
 
 
 def run_from(folder: Path, revision: str) -> Path:

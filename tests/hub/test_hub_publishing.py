@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli.test_mistakes import assert_refused
-from hub_endpoint import TOKEN, Hub, serve_hub
+from hub_endpoint import Hub
 from processes import collab
 from swarm.test_causal_lm import new_run
 
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serve_hub() as made:
-        yield made
-
-
-@pytest.fixture
-def env(hub: Hub, tmp_path: Path) -> dict[str, str]:
-    return {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(tmp_path / "hub"),
-        "HF_TOKEN": TOKEN,
-        "HF_HUB_DISABLE_XET": "1",  # the endpoint speaks LFS, which every Hub does
-    }
-
-
 def test_everything_goes_up_in_one_commit_and_is_pinned(hub: Hub, env: dict[str, str], tmp_path: Path) -> None:
-    run = new_run(tmp_path)
-    finished = collab("publish-model", str(run), "--to", "ada/foxes", env=env)
+    run = new_run(tmp_path, name="my-model")
+    finished = collab("publish-model", "my-model", "--to", "ada/foxes", env=env, cwd=tmp_path)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "collab aux" in finished.stdout
     repo = hub.repos["models", "ada/foxes"]

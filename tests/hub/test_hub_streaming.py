@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from cli.test_mistakes import assert_refused
-from hub_endpoint import TOKEN, Hub, serve_hub
+from hub_endpoint import TOKEN, Hub
 from processes import environment
 
 from collab_trainer.causal_lm.documents import is_held_out
@@ -23,12 +22,6 @@ pytestmark = pytest.mark.timeout(240)
 
 SCRIPT = Path(__file__).parent / "stream_in_pieces.py"
 ONE_IN = 8
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with serve_hub() as made:
-        yield made
 
 
 def parquet(texts: list[str]) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import SwarmOfProcesses
-from processes import PeerProcess, collab, write_run
+from processes import PeerProcess, collab, wait_until, write_run
 
 from . import Host, Lab
 
@@ -24,7 +24,8 @@ def quick_run(folder: Path) -> Path:
 
 def assert_same_roots(*peers: PeerProcess) -> None:
     """Wherever two peers saw the same epoch, they had the same root, and all of them saw one epoch together."""
-    assert set.intersection(*(set(peer.roots()) for peer in peers)), "they never saw the same epoch"
+    # one may have written down an epoch a moment before the others do
+    wait_until(lambda: bool(set.intersection(*(set(peer.roots()) for peer in peers))), "an epoch that all of them saw")
     seen: dict[int, str] = {}
     for peer in peers:
         for epoch, root in peer.roots().items():

@@ -70,12 +70,15 @@ class ToyPeer:
     def refusals(self) -> list[str]:
         return [event["reason"] for event in self.log if event["event"] == "refused"]
 
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.log if event["event"] == kind]
+
 
 class ToySwarm:
     """Several peers that know each other."""
 
-    def __init__(self, folder: Path, num_values: int, codec: str = "none") -> None:
-        self.folder, self.num_values, self.settings = folder, num_values, settings(codec)
+    def __init__(self, folder: Path, num_values: int, codec: str = "none", **strategy: Any) -> None:
+        self.folder, self.num_values, self.settings = folder, num_values, settings(codec, **strategy)
         self.peers: list[ToyPeer] = []
 
     def add(
@@ -94,7 +97,7 @@ class ToySwarm:
         swarm = Swarm(config, folder, events)
         swarm.connect()
         swarm.join(RUN_HASH)
-        averager = kind(swarm, self.settings, layout_hash=LAYOUT_HASH, num_values=self.num_values)
+        averager = kind(swarm, self.settings, layout_hash=LAYOUT_HASH, lengths=[self.num_values])
         peer = ToyPeer(swarm, averager)
         events.listen(peer.log.append)
         self.peers.append(peer)

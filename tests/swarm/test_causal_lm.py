@@ -88,10 +88,10 @@ def test_two_peers_train_a_llama_on_local_text_without_internet(
 def test_two_peers_train_from_a_folder_that_publish_model_made(
     swarm: SwarmOfProcesses, tmp_path: Path, offline: dict[str, str]
 ) -> None:
-    run = new_run(tmp_path)
-    published = collab("publish-model", str(run), "--to", str(tmp_path / "model"), env=offline)
+    run = new_run(tmp_path, name="my-model")
+    published = collab("publish-model", "my-model", "--to", "./my-weights", env=offline, cwd=tmp_path)
     assert published.returncode == 0, published.stderr
-    assert 'path = "../model"' in (run / "run.toml").read_text()
+    assert 'path = "../my-weights"' in (run / "run.toml").read_text()
     _, first, second = train_together(swarm, run, run, offline)
     for peer in (first, second):
         assert peer.events("initial_state_differs"), "volunteers have no weights of their own"

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import PeerID
-from processes import LOOPBACK
+from processes import LOOPBACK, wait_until
 
 from collab_core.errors import CollabError
 from collab_core.state.folder import StateFolder
@@ -20,7 +20,8 @@ from collab_core.swarm.handshake import NotAPeer, who_answers
 from collab_core.swarm.reachability import NAMESPACE, DialBack
 from collab_core.telemetry import EventLog
 
-Closing = Callable[[Callable[[], None]], None]
+Closing = Callable[[Callable[[], None]], object]
+RUN_HASH = bytes(32)
 
 
 def start(folder: Path, closing: Closing, *initial_peers: str) -> Swarm:
@@ -95,3 +96,25 @@ def test_relaying_goes_with_no_option_that_says_otherwise(tmp_path: Path) -> Non
     ):
         with pytest.raises(CollabError, match="--use-relay"):
             Swarm(config, StateFolder(tmp_path), EventLog(tmp_path / "events.jsonl"))
+
+
+def test_a_peer_that_comes_back_joins_through_those_it_met_when_the_invites_peer_is_gone(
+    tmp_path: Path, closing: Closing
+) -> None:
+    with contextlib.ExitStack() as at_first:
+        first = start(tmp_path / "first", at_first.callback)
+        friend = start(tmp_path / "friend", closing, first.addresses[0])
+        with contextlib.ExitStack() as once:
+            trainer = start(tmp_path / "trainer", once.callback, first.addresses[0])
+            for swarm in (first, friend, trainer):
+                swarm.join(RUN_HASH)
+            met = tmp_path / "trainer" / "peers.json"
+            wait_until(lambda: met.exists() and friend.peer_id in met.read_text(), "the two to meet")
+            peer_id = trainer.peer_id
+        gone = first.addresses[0]
+
+    again = start(tmp_path / "trainer", closing, gone)
+    assert again.bootstrap_peers == [friend.peer_id]
+    again.join(RUN_HASH)
+    wait_until(lambda: friend.peer_id in {peer.peer_id for peer in again.peers()}, "the friend to be seen")
+    wait_until(lambda: peer_id in {peer.peer_id for peer in friend.peers()}, "the same peer to be seen again")

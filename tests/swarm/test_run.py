@@ -31,6 +31,11 @@ def assert_never_goes_back(peer: PeerProcess) -> None:
     assert epochs == sorted(epochs), epochs
 
 
+def assert_lost_at_most_one_epoch(peer: PeerProcess, start: int, end: int) -> None:
+    """Of the epochs after `start` up to `end` the peer made all, or all but one, itself; else it had to fetch them."""
+    assert len(set(range(start + 1, end + 1)) - peer.roots().keys()) <= 1, peer.tail()
+
+
 def test_three_peers_stay_identical_and_a_newcomer_has_the_state_before_it_contributes(
     swarm: SwarmOfProcesses, tmp_path: Path
 ) -> None:
@@ -50,8 +55,12 @@ def test_three_peers_stay_identical_and_a_newcomer_has_the_state_before_it_contr
     assert third.wait_for("resynced")["bytes"] > 0
 
     report = json.loads(collab("status", swarm.invite(), "--json").stdout)
+    assert report.keys() >= {"run_id", "name", "epoch", "model_root", "peers"}
+    told = {"peer_id", "name", "role", "mode", "version", "epoch", "samples", "samples_per_second", "loss"}
+    assert all(peer.keys() >= told | {"model_root", "last_seen"} for peer in report["peers"])
     assert {peer["role"] for peer in report["peers"]} == {"aux", "trainer"}
     assert len(report["peers"]) == 4
+    assert [peer["quarantined"] for peer in report["peers"]] == [None] * 4
     assert {peer["mode"] for peer in report["peers"]} == {"direct", "client"}
     by_epoch: dict[int, set[str]] = {}
     for peer in report["peers"]:
@@ -69,7 +78,7 @@ def test_three_peers_stay_identical_and_a_newcomer_has_the_state_before_it_contr
 
 
 def test_the_others_go_on_when_a_trainer_and_then_the_aux_are_killed(swarm: SwarmOfProcesses, tmp_path: Path) -> None:
-    run = write_run(tmp_path)
+    run = write_run(tmp_path, strategy__matchmaking_time_s=20.0)  # longer than a record lives: nobody waits that long
     aux = swarm.aux(run)
     doomed, first, second = swarm.trainer("doomed"), swarm.trainer("first"), swarm.trainer("second")
     for peer in (aux, doomed, first, second):
@@ -81,7 +90,10 @@ def test_the_others_go_on_when_a_trainer_and_then_the_aux_are_killed(swarm: Swar
     name = doomed.wait_for_last("joined")["name"]
     for peer in (aux, first, second):
         peer.wait_for_epoch(epoch + 3, timeout_s=60)
-        peer.wait_for("peer_left", lambda event: event["name"] == name)
+        left = peer.wait_for("peer_left", lambda event: event["name"] == name)
+        without = peer.wait_for("epoch", lambda event: event["epoch"] > epoch and name not in event["members"])
+        assert without["time"] < left["time"], "the round waited until the killed trainer's record had run out"
+        assert_lost_at_most_one_epoch(peer, epoch, epoch + 3)
 
     invite, peer_id = swarm.invite(), aux.wait_for("joined")["peer_id"]
     aux.kill()
@@ -89,6 +101,7 @@ def test_the_others_go_on_when_a_trainer_and_then_the_aux_are_killed(swarm: Swar
     wait_until(lambda: not aux.left_behind(), "the killed auxiliary's children to end", 5)
     for peer in (first, second):
         peer.wait_for_epoch(epoch + 3, timeout_s=60)
+        assert_lost_at_most_one_epoch(peer, epoch, epoch + 3)
 
     num_events = len(aux.events())
     again = swarm.aux(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -21,15 +21,12 @@ def weights(epoch: int) -> dict[str, RawTensor]:
     return {name: RawTensor("float32", array.shape, memoryview(array.tobytes())) for name, array in arrays.items()}
 
 
-def main() -> None:
-    archive = Archive(Path(sys.argv[1]))
+def write(folder: Path, told: Connection) -> None:
+    """Runs until it is killed."""
+    archive = Archive(folder)
     archive.settle()
     epoch = max((version.epoch or 0 for version in archive.versions()), default=-1) + 1
     while True:
         archive.save(weights(epoch), Provenance(run_id="run", epoch=epoch))
-        print(epoch, flush=True)
+        told.send(epoch)
         epoch += 1
-
-
-if __name__ == "__main__":
-    main()

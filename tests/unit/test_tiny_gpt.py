@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_model
+from transformers import AutoModelForCausalLM
 
 from collab_core.errors import Code, TaskError
 from collab_core.run.settings import TaskSettings
@@ -75,6 +78,19 @@ def test_embeddings_stay_tied_and_the_model_has_no_buffers() -> None:
     model = make_task(**SMALL).build_model()
     assert model.get_submodule("lm_head").weight is model.get_submodule("transformer.wte").weight
     assert not list(model.buffers())
+
+
+def test_transformers_reads_the_model_and_computes_the_same(tmp_path: Path) -> None:
+    task = make_task(layers=2, heads=4, width=32, sequence_length=64)
+    model = task.build_model()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):  # biases too should make a difference
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    (tmp_path / "config.json").write_text(model.config.to_json_string())
+    save_model(model, str(tmp_path / "model.safetensors"), metadata={"format": "pt"})
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = torch.randint(256, (3, 50), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_samples_have_one_byte_more_than_the_sequence_and_differ_per_seed_and_block() -> None:

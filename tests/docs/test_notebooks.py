@@ -1,0 +1,136 @@
+"""The notebooks run from top to bottom, from the wheel, against a real swarm; a wrong invite in them ends in words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from conftest import SwarmOfProcesses
+from installing import make_environment
+from nbclient import NotebookClient
+from pages import ROOT
+from processes import write_run
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+WAIT_S = 150.0
+
+
+@pytest.fixture(scope="module")
+def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A new environment with a kernel, in which `pip install collab-train` takes the wheel of this source."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    wheels = folder / "wheels"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(ROOT)],
+        check=True,
+    )
+    environment = make_environment(folder / "env")
+    kernel = folder / "jupyter" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    command = [f"{folder}/env/bin/python", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
+    return {
+        **environment,
+        "JUPYTER_PATH": str(folder / "jupyter"),
+        "PIP_FIND_LINKS": str(wheels),
+        "PIP_FORCE_REINSTALL": "1",  # the source is in sight too, and has the same version
+        "PIP_NO_DEPS": "1",
+        "PYTHONPATH": "",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def read(path: Path, **form: str) -> Any:
+    """A notebook with its form filled in."""
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    for name, value in form.items():
+        cells = [cell for cell in notebook.cells if re.search(rf"^{name} = ", cell.source, re.MULTILINE)]
+        assert len(cells) == 1, f"{path.name} has no field {name}"
+        cells[0].source = re.sub(rf"^{name} = \S+", f"{name} = {value!r}", cells[0].source, flags=re.MULTILINE)
+    return notebook
+
+
+def text_of(notebook: Any) -> str:
+    """All that its cells show."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return "\n".join(json.dumps(output) for output in outputs)
+
+
+async def run(notebook: Any, folder: Path, has_contributed: Callable[[], bool]) -> None:
+    """From top to bottom; once it has contributed somebody presses Stop."""
+    folder.mkdir(exist_ok=True)
+    client = NotebookClient(notebook, timeout=WAIT_S, resources={"metadata": {"path": str(folder)}})
+    running = asyncio.ensure_future(client.async_execute())
+    while not running.done() and not has_contributed():
+        await asyncio.sleep(0.2)
+    if not running.done():
+        await client.km.interrupt_kernel()
+    await running
+
+
+def contributors(events: Path) -> set[str]:
+    lines = events.read_text().splitlines() if events.exists() else []
+    found = [json.loads(line) for line in lines if line.endswith("}")]
+    return {name for event in found if event["event"] == "epoch" for name in event["members"]}
+
+
+@pytest.mark.timeout(300)
+def test_all_three_contribute_to_a_run(
+    swarm: SwarmOfProcesses, wheel_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aux = swarm.aux(write_run(tmp_path))
+    invite = swarm.invite()
+    for name, value in wheel_environment.items():
+        monkeypatch.setenv(name, value)
+    log = aux.state_dir / "events.jsonl"
+    kaggle = read(ROOT / "notebooks" / "collab-kaggle.ipynb", invite=invite, name="kaggler")
+    colab = read(ROOT / "notebooks" / "collab-colab.ipynb", invite=invite, name="colaber")
+    solo = read(ROOT / "notebooks" / "collab-solo.ipynb")
+    alone = tmp_path / "solo"
+
+    async def all_at_once() -> None:
+        await asyncio.gather(
+            run(kaggle, tmp_path / "kaggle", lambda: {"kaggler", "colaber"} <= contributors(log)),
+            run(colab, tmp_path / "colab", lambda: {"kaggler", "colaber"} <= contributors(log)),
+            run(solo, alone, lambda: bool(contributors(alone / "collab-aux" / "events.jsonl"))),
+        )
+
+    asyncio.run(all_at_once())
+    for notebook in (kaggle, colab, solo):
+        assert "Thank you!" in text_of(notebook), text_of(notebook)[-3000:]
+    assert "contributed" in text_of(solo)
+    assert "collab train collab1_" in text_of(solo)
+    assert contributors(alone / "collab-aux" / "events.jsonl")
+    assert {"kaggler", "colaber"} <= contributors(log)
+
+
+@pytest.mark.timeout(200)
+def test_a_missing_or_wrong_invite_ends_in_words(
+    wheel_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in wheel_environment.items():
+        monkeypatch.setenv(name, value)
+    forms = {"": "Paste the invite", "collab1_nonsense": "COLLAB-11"}
+    path = ROOT / "notebooks" / "collab-colab.ipynb"
+    for invite, words in forms.items():
+        notebook = read(path, invite=invite)
+        asyncio.run(run(notebook, tmp_path / "words", lambda: False))
+        assert words in text_of(notebook), text_of(notebook)
+        assert "Traceback" not in text_of(notebook)
+
+
+def test_notebooks_hold_no_output_and_no_credentials() -> None:
+    assert len(NOTEBOOKS) == 3
+    for path in NOTEBOOKS:
+        notebook = read(path)
+        assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook.cells)
+        assert not re.search(r"hf_\w{8}|api[_-]?key|token\s*=", path.read_text(), re.IGNORECASE), os.fspath(path)
