@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: venv demo test lint lab-tools docs bench clean
+.PHONY: venv demo test lint lab-tools browser-tools docs bench clean
 
 venv: $(READY)
 
@@ -22,20 +22,29 @@ lint: venv
 	$(BIN)/lint-imports
 
 lab-tools:  ## what tests/lab needs; without root those tests are skipped, and say so
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! (command -v ip && command -v iptables) >/dev/null; then \
-		apt-get install --yes --quiet --no-install-recommends iproute2 iptables >/dev/null \
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! (command -v ip && command -v iptables && \
+		ls /usr/lib/*/faketime/libfaketime.so.1) >/dev/null 2>&1; then \
+		apt-get install --yes --quiet --no-install-recommends iproute2 iptables libfaketime >/dev/null \
 		|| (apt-get update --quiet >/dev/null && \
-		    apt-get install --yes --quiet --no-install-recommends iproute2 iptables >/dev/null) \
-		|| echo "iproute2 and iptables could not be installed: the tests in tests/lab will be skipped"; \
+		    apt-get install --yes --quiet --no-install-recommends iproute2 iptables libfaketime >/dev/null) \
+		|| echo "iproute2, iptables and libfaketime could not be installed: tests in tests/lab will be skipped"; \
 	fi
 
-test: venv lint lab-tools
+browser-tools:  ## what the tests of the dashboard's page need; without root those tests are skipped, and say so
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v chromium >/dev/null; then \
+		apt-get install --yes --quiet --no-install-recommends chromium >/dev/null \
+		|| (apt-get update --quiet >/dev/null && \
+		    apt-get install --yes --quiet --no-install-recommends chromium >/dev/null) \
+		|| echo "chromium could not be installed: the tests of the dashboard's page will be skipped"; \
+	fi
+
+test: venv lint lab-tools browser-tools
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 
 docs: venv
 	$(BIN)/mkdocs build --strict
 
-bench: venv  ## half an hour on two idle cores; goes on where it was stopped
+bench: venv  ## hours on two idle cores; goes on where it was stopped
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"
 	$(BIN)/python -m benchmarks
 

@@ -29,7 +29,8 @@ from collab_trainer.tiny_gpt import TinyGPTOptions
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "<!-- Made by docs/generate_reference.py from the code. Do not edit; run the script. -->"
-ORDER = ("new", "aux", "train", "status", "demo", "publish-model")
+MIN_GROUPED = 100_000  # larger numbers are easier to read in groups; a port is not
+ORDER = ("new", "aux", "train", "status", "watch", "sample", "dashboard", "doctor", "tune", "demo", "publish-model")
 
 
 def pages() -> dict[Path, str]:
@@ -128,7 +129,9 @@ def command_section(name: str, words: str, parameters: list[Parameter]) -> Itera
     yield from textwrap.wrap(_one_line(words), 118)
     yield ""
     yield "```text"
-    yield f"collab {name} {usage}{' [OPTIONS]' * bool(options)}"
+    takes = [usage] * bool(usage) + ["[OPTIONS]"] * bool(options)
+    takes = takes[::-1] if usage.startswith("-- ") else takes  # what follows `--` is no option of ours
+    yield " ".join([f"collab {name}", *takes])
     yield "```"
     yield ""
     rows = [(_cell(f"`{_argument_name(argument)}`"), _cell(argument.info.help)) for argument in arguments]
@@ -166,11 +169,13 @@ def _value(option: Parameter) -> str:
     text = {int: "whole number", float: "number", str: "text", Path: "path"}[kind]
     low, high = option.info.min, option.info.max
     if low is not None:
-        text += f", {low} to {high}" if high is not None else f", {low} or more"
+        text += f", {low:g} to {_number(high)}" if high is not None else f", {low:g} or more"
     return text + (", may be repeated" if is_list else "")
 
 
 def _default(option: Parameter) -> str:
+    if option.default is inspect.Parameter.empty:
+        return "required"
     if option.is_flag:
         on, off = option.flags
         names = on if option.default else off
@@ -214,9 +219,13 @@ def run_file_page() -> str:
         "- causal-lm: `sequence_length` at most the model's `max_position_embeddings`, and no more tokens in the",
         "  tokenizer than its `vocab_size`.",
         "- `optimizer.decay_epochs` above 0 if and only if `optimizer.decay` is not `constant`.",
-        '- `optimizer.momentum` above 0 only with `optimizer.name = "sgd"`.',
-        "- `limits.max_samples_per_peer` at least `strategy.target_batch_size`: a peer that is alone must be able to",
-        "  finish an epoch.",
+        '- `optimizer.momentum` above 0 only with `optimizer.name = "sgd"`; `optimizer.nesterov` only with momentum.',
+        "- allreduce: `limits.max_samples_per_peer` at least `strategy.target_batch_size`: a peer that is alone must",
+        "  be able to finish an epoch.",
+        "- `strategy.local_steps`, `strategy.fragments`, `strategy.overlap_steps`, the codec `topk` and `[outer]` are",
+        '  only for `strategy.name = "diloco"`; `topk` needs `outer.momentum = 0`.',
+        "- `optimizer.name` is `lamb` only with `allreduce`, `adamw8bit` only with `diloco`.",
+        '- `strategy.codec = "none"` with `strategy.name = "gossip"`, and `[gossip]` only with it.',
         "",
         "## The file that `collab new` writes",
         "",
@@ -301,6 +310,8 @@ def _comments() -> dict[str, str]:
 def _allowed(schema: dict[str, Any]) -> str:
     if words := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
         return ", ".join(f'`"{word}"`' for word in words)
+    if "anyOf" in schema:
+        return " or a ".join(_allowed(one) for one in schema["anyOf"])
     kinds = {
         "integer": "whole number",
         "number": "number",
@@ -328,7 +339,10 @@ def _allowed(schema: dict[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    return {2**63: "2^63", 2**63 - 1: "2^63 - 1"}.get(int(value), f"{value:,}".replace(",", "\N{NO-BREAK SPACE}"))
+    whole = int(value) if value == int(value) else value
+    if whole < MIN_GROUPED:
+        return str(whole)
+    return {2**63: "2^63", 2**63 - 1: "2^63 - 1"}.get(int(value), f"{whole:,}".replace(",", "\N{NO-BREAK SPACE}"))
 
 
 def _toml(value: object) -> str:
