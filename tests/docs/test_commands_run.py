@@ -160,7 +160,7 @@ def look_on(terminals: Terminals, todo: list[str]) -> None:
     """The commands for those who do not take part, while somebody trains."""
     watch, sample = map(typed, todo)
     lines = terminals.start(watch)
-    screen = terminals.start(f"env TERM=xterm LINES=24 script -qefc '{watch}' /dev/null")
+    screen = terminals.start(f"env TERM=xterm LINES=24 script -qefc 'exec {watch}' /dev/null")  # not a shell's child
     assert re.search("^the ", terminals.finish(terminals.start(sample)), re.MULTILINE)
     terminals.wait_for(
         lambda: re.search(r"^epoch +\d+  loss \d", terminals.output(lines), re.MULTILINE) is not None, "a line"
