@@ -44,9 +44,10 @@ test: venv lint lab-tools browser-tools
 docs: venv
 	$(BIN)/mkdocs build --strict
 
-bench: venv  ## hours on two idle cores; goes on where it was stopped
+SUITES ?= averaging round
+bench: venv  ## half an hour on two idle cores; goes on where it was stopped. SUITES="join archive": others
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[bench]"
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(SUITES) --repeats 3
 
 clean:
 	rm -rf .venv build dist site *.egg-info

@@ -83,6 +83,7 @@ class PeerProcess:
         env: dict[str, str] | None = None,
         program: tuple[str, ...] = (),
         prefix: tuple[str, ...] = (),
+        python: str = sys.executable,
     ) -> None:
         self.state_dir = state_dir
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ class PeerProcess:
         if not prefix and "--client-mode" not in command and "--host-maddrs" not in command:
             arguments += ["--host-maddrs", LOOPBACK]
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, *(program or ("-m", "collab_cli")), *arguments],
+            [*prefix, python, *(program or ("-m", "collab_cli")), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.lines import EventLines
 from collab_cli.stopping import Stopping
+
+if TYPE_CHECKING:
+    from collab_core.run import Invite, RunFolder
 
 
 def aux(
@@ -137,8 +140,23 @@ def aux(
             invite = session.invite().encode()
             if invite_file is not None:
                 replace_file(invite_file.absolute(), invite.encode() + b"\n")
+            put_into_page(source, invite, console)
             console.print(f"\nRun [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}. Others join with:\n")
             console.print(f"collab train {invite}", style="bold cyan", soft_wrap=True)
             what = "; the state is kept" if as_active_peer and not is_gossip else ""
             console.print(f"\nPress Ctrl-C to leave{what}.\n", style="dim")
             peer.run()
+
+
+def put_into_page(source: Invite | RunFolder, invite: str, console: Console) -> None:
+    """The organiser's page to join by gets the invite; if that fails, the run goes on without it."""
+    from collab_core.errors import StateError
+    from collab_core.run import Invite
+
+    if isinstance(source, Invite):
+        return
+    try:
+        if source.tell_invite(invite):
+            console.print(f"\nThe invite is in [bold]{source.join_file}[/bold], a page for people to join by.")
+    except StateError as error:
+        console.print(f"{source.join_file} does not have the invite: {error}", style="yellow")

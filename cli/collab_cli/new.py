@@ -22,7 +22,7 @@ def new(
         ),
     ] = Template.TINY_GPT,
 ) -> None:
-    """Begin a run: write a commented run.toml and the organiser's key."""
+    """Begin a run: write a commented run.toml, the organiser's key, and a page for people to join by."""
     with errors_in_words():
         from collab_core.run import RunFolder, run_template, template_files
 
@@ -31,6 +31,7 @@ def new(
         console = Console(highlight=False)
         console.print(f"Created [bold]{made.run_file}[/bold]  the run: look through it, change what you like")
         console.print(f"Created [bold]{made.key_file}[/bold]  your key: keep it, show it to nobody")
+        console.print(f"Created [bold]{made.join_file}[/bold]  a page for those who join: make it yours")
         if template is Template.CUSTOM:
             tell_about_task(console, folder)
         if template is Template.CAUSAL_LM:

@@ -110,6 +110,18 @@ class Outlook:
         }
         return late - self.quarantine.verdicts().keys() if late else late
 
+    def seconds_left(self) -> float:
+        """About how long the swarm still works until its next round; 0 if that may be now, or nobody can tell."""
+        strategy = self._manifest.settings.strategy
+        records = [peer.record for peer in self.others()] + [self._swarm.record]
+        trainers = [record for record in records if record.role == "trainer"]
+        speed = sum(record.samples_per_second for record in trainers)
+        if strategy.name == "gossip" or not speed or any(record.phase != "working" for record in trainers):
+            return 0.0
+        is_shared = strategy.name == "allreduce"
+        target = strategy.target_batch_size if is_shared else sum(record.epoch_target for record in trainers)
+        return max(0.0, target - sum(record.epoch_samples for record in trainers)) / speed
+
     def rank(self, peer: Peer) -> int:
         """Who leads first: the organiser's auxiliaries, then others. They do not train, so they answer at once."""
         return 0 if is_trusted(peer.peer_id, peer.record, self._manifest) else 1 if peer.record.role == "aux" else 2

@@ -62,7 +62,7 @@ class Peer:
         self.outcome: RoundOutcome | None = None
         session.exchange.throttle.bytes_per_second = config.max_upload
         self.outlook = Outlook(self.swarm, self.manifest)
-        self.swarm.rank = self.outlook.rank
+        self.swarm.rank, self.swarm.seconds_left = self.outlook.rank, self.outlook.seconds_left
         self.averager = ExactAverager(
             self.swarm,
             self.settings,

@@ -13,6 +13,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from pages import ROOT, prose
 
+from collab_core.run import RunFolder, run_template, template_files
+from collab_core.templates import Template
+
 LOADING = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("object", "data")}
 LOADING_RELATIONS = {"stylesheet", "preload", "preconnect", "dns-prefetch", "icon", "modulepreload", "prefetch"}
 
@@ -50,6 +53,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert result.returncode == 0, result.stderr
     return folder
+
+
+def test_a_new_run_has_a_page_to_join_by(tmp_path: Path) -> None:
+    files = template_files("green-otter", Template.TINY_GPT)
+    run = RunFolder.create(tmp_path / "run", run_template("green-otter", Template.TINY_GPT), files)
+    assert run.tell_invite("collab1_abcdef")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"],
+        cwd=run.path,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert built.returncode == 0, built.stderr
+    page = (run.path / "public" / "index.html").read_text()
+    assert "Join green-otter</h1>" in page
+    assert "collab train collab1_abcdef" in re.sub("<[^>]*>", "", page)
+    assert all(not is_external(link) for link in Html(page).loads)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from collab_core.errors import Code, ConfigError, StateError, SwarmError
-from collab_core.run import OrganiserKey, Prepared, RunFolder, RunSettings, fingerprint, run_template
+from collab_core.run import OrganiserKey, Prepared, RunFolder, RunSettings, fingerprint, run_template, template_files
+from collab_core.templates import Template
 
 TEMPLATE = run_template("my-run")
 
@@ -50,6 +51,22 @@ def test_an_empty_folder_may_be_used_and_parents_are_made(tmp_path: Path) -> Non
     assert RunFolder.create(tmp_path / "empty", TEMPLATE).settings().name == "my-run"
     assert RunFolder.create(tmp_path / "a" / "b", TEMPLATE).settings().name == "my-run"
     assert RunFolder.create(tmp_path / "c.toml", TEMPLATE).run_file == tmp_path / "c.toml" / "run.toml"
+
+
+def test_the_join_page_gets_every_new_invite_and_the_rest_of_it_stays(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "my-run", TEMPLATE, template_files("my-run", Template.TINY_GPT))
+    page = folder.join_file.read_text()
+    assert page.startswith("# Join my-run")
+    num_places = page.count("collab1_…")
+    assert num_places >= 3
+    folder.join_file.write_text(page + "Bring tea.\n")
+    for invite in ("collab1_abc-D_9", "collab1_zzz"):
+        assert folder.tell_invite(invite)
+        assert folder.join_file.read_text() == page.replace("collab1_…", invite) + "Bring tea.\n"
+        assert not folder.tell_invite(invite), "nothing to do"
+    folder.join_file.unlink()
+    assert not folder.tell_invite("collab1_abc")
+    assert not folder.join_file.exists(), "who took it away does not want it"
 
 
 def test_the_run_file_stands_for_its_folder(folder: RunFolder) -> None:

@@ -3,7 +3,7 @@
 Read in this order:
     settings.py   what a run may say
     runfile.py    reading `run.toml`; problems.py puts what is wrong into words
-    template.py   what `collab new` writes: a `run.toml`, and the package of a custom task
+    template.py   what `collab new` writes: a `run.toml`, the page to join by, the package of a custom task
     keys.py       the organiser's key
     manifest.py   the canonical, signed form, whose hash is the run's identity; grants
     assets.py     small files that belong to the run, named in the manifest by their hash

@@ -1,9 +1,10 @@
-"""The organiser's folder: `run.toml`, `organiser.key` beside it; once signed, `manifest.json` and `assets/`."""
+"""The organiser's folder: `run.toml`, `organiser.key` and `join.md`; once signed, `manifest.json` and `assets/`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TypeAlias
 from collab_core.errors import Code, ConfigError, StateError, SwarmError
 from collab_core.files import create_file, replace_file
 from collab_core.run.assets import AssetFolder, describe_assets
+from collab_core.run.invite import PREFIX
 from collab_core.run.keys import OrganiserKey, fingerprint
 from collab_core.run.manifest import MAX_MANIFEST_BYTES, Manifest, SignedManifest, difference
 from collab_core.run.runfile import RUN_FILE, load_run_file
@@ -19,7 +21,9 @@ from collab_core.run.settings import RunSettings
 
 KEY_FILE = "organiser.key"
 MANIFEST_FILE = "manifest.json"
+JOIN_FILE = "join.md"
 ASSETS_FOLDER = "assets"
+ANY_INVITE = re.compile(PREFIX.encode() + "(?:…|[A-Za-z0-9_-]+)".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class RunFolder:
         self.run_file = path if is_file else path / RUN_FILE
         self.key_file = self.path / KEY_FILE
         self.manifest_file = self.path / MANIFEST_FILE
+        self.join_file = self.path / JOIN_FILE
         self.assets = AssetFolder(self.path / ASSETS_FOLDER)
 
     @classmethod
@@ -89,6 +94,20 @@ class RunFolder:
     def key(self) -> OrganiserKey:
         """The organiser's key; only the organiser's own copy of the folder has it."""
         return OrganiserKey.load(self.key_file)
+
+    def tell_invite(self, invite: str) -> bool:
+        """Put the invite wherever one stands in the page people join by; False if there was nothing to do.
+
+        Raises:
+            StateError: STATE_DIR_UNWRITABLE.
+        """
+        with _said_in_words(self.path):
+            text = self.join_file.read_bytes() if self.join_file.is_file() else b""
+            told = ANY_INVITE.sub(invite.encode(), text)
+            if told == text:
+                return False
+            replace_file(self.join_file, told)
+            return True
 
     def signed_manifest(self, prepare: Prepare) -> SignedManifest:
         """The run, signed: the kept manifest while the run file says the same, otherwise a new one.

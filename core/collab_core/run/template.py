@@ -1,7 +1,9 @@
-"""What `collab new` writes: the run file with every key, and for a custom task the package it comes from.
+"""What `collab new` writes: the run file with every key, the join page, and for a custom task the package it comes
+from.
 
 To add a template, name it in `collab_core.templates` and put its `[task]` sections into `TASKS`. Files to write beside
 the run file lie in `templates/<its name>/`: real files of a run called my-run, of which only this name is replaced.
+Those in `templates/page/`, for people to join by, are written for every run.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collab_core.run.runfile import parse_settings
 from collab_core.templates import Template
 
 FOLDER = Path(__file__).parent / "templates"
+PAGE = "page"
 
 TASKS = {
     Template.TINY_GPT: """\
@@ -162,11 +165,11 @@ def run_template(name: str, template: Template = Template.TINY_GPT) -> str:
 
 def template_files(name: str, template: Template) -> dict[str, bytes]:
     """Files to write beside the run file: path in the run's folder, content."""
-    folder = FOLDER / template.value
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
     return {
         _renamed(path.relative_to(folder).as_posix(), name): _renamed(path.read_text(encoding="utf-8"), name).encode()
-        for path in found
+        for folder in (FOLDER / PAGE, FOLDER / template.value)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
     }
 
 

@@ -32,7 +32,8 @@ STORE_TIMEOUT_S = 8.0  # a peer that just died holds up a request for 3 s; this 
 READ_TIMEOUT_S = 5.0
 NEWS_PERIOD_S = 0.2
 NEWS_PERIOD_PER_PEER_S = 0.01  # in a large swarm everybody's records change all the time
-SILENCE_S = 1.0  # if a neighbour has no news for so long, there is still the DHT
+CALM_SHARE, MAX_CALM_S = 0.25, 2.0  # while no round is near: how much of the time until then passes without news
+SILENCE_S = 1.0  # if a neighbour owes us news for so long, there is still the DHT
 DHT_PERIOD_S = 0.3  # how often it is asked then
 UNFIT_S = 10.0  # how long a neighbour that does not answer is left alone
 STILL_S = 300.0  # a trainer whose record tells no progress for so long is hung, and no company
@@ -61,6 +62,8 @@ class Directory:
         self.on_new_peer: Callable[[], None] = lambda: None
         self.rank: Callable[[Peer], int] = lambda peer: peer.record.role != "aux"
         """Whom to ask for news: the lowest."""
+        self.seconds_left: Callable[[], float] = lambda: 0.0
+        """About how long nothing will happen for which others' progress has to be known; 0 if it may be now."""
         self.ignored: frozenset[str] = frozenset()
         """Peers that are no company: they are kept out of rounds."""
         self.last_sign_of_trainers = time.monotonic()
@@ -72,6 +75,7 @@ class Directory:
         self._news = News(self._take)
         self._sealed: tuple[PeerRecord, Note] | None = None
         self._last_news = -SILENCE_S
+        self._calm_s = 0.0
         self._contacts: Sequence[str] = ()
         self._unfit: dict[str, float] = {}
         """Neighbours that did not answer, and until when they are left alone."""
@@ -248,7 +252,7 @@ class Directory:
     # --- news ---
 
     def _is_silent(self) -> bool:
-        return time.monotonic() > self._last_news + SILENCE_S
+        return time.monotonic() > self._last_news + self._calm_s + SILENCE_S
 
     def _neighbour(self) -> str | None:
         """The peer that everyone asks for news; it asks the next best one."""
@@ -272,11 +276,23 @@ class Directory:
         assert self._changed is not None
         while True:
             self._changed.clear()
+            told = _turn(self._record)
             await self._hear_news()
             await asyncio.sleep(NEWS_PERIOD_S + NEWS_PERIOD_PER_PEER_S * len(self._peers))
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout=NEWS_PERIOD_S)
+            self._calm_s = min(CALM_SHARE * self.seconds_left(), MAX_CALM_S)
+            until = time.monotonic() + self._calm_s
+            while (left := until - time.monotonic()) > 0 and _turn(self._record) == told:
+                self._changed.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), timeout=left)
 
 
 def _progress(peer: Peer) -> tuple[object, ...]:
     return peer.record.epoch, peer.record.epoch_samples, peer.record.phase
+
+
+def _turn(record: PeerRecord) -> PeerRecord:
+    """What others should hear of at once: all but how far the work has come."""
+    return record.model_copy(update={"epoch_samples": 0, "samples_per_second": 0.0, "loss": None})
