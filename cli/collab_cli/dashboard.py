@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,10 +11,11 @@ from rich.markup import escape
 
 from collab_cli import options
 from collab_cli.failures import errors_in_words
+from collab_cli.guest import visit
 from collab_cli.stopping import Stopping
 
 if TYPE_CHECKING:
-    from collab_core.session import Session
+    pass
 
 LOOK_S = 2.0
 
@@ -43,17 +42,8 @@ def dashboard(
 
         place = Place.parse(listen, "--listen")
         taken = stack.enter_context(place.bind("--listen"))
-        sessions: list[Session] = []
         with console.status("Asking the swarm…"):
-            from collab_core.session import open_session
-            from collab_core.swarm import SwarmConfig
-            from collab_trainer import prepare
-
-            config = SwarmConfig(role="observer", client_mode=True, initial_peers=tuple(initial_peers or ()))
-            for source in sources:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="collab-dashboard-"))
-                opened = open_session(source, config, state_dir=Path(folder), prepare=prepare)
-                sessions.append(stack.enter_context(opened))
+            sessions = [stack.enter_context(visit(source, initial_peers)) for source in sources]
         watches = [watch_as_guest(session) for session in sessions]
         with Dashboard(watches, taken, is_local=place.is_local) as served:
             names = ", ".join(session.manifest.settings.name for session in sessions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from collab_cli.guest import visit
 from collab_cli.models import AsJson, StateDir, console, opened, show_json, size_of
 
 if TYPE_CHECKING:
@@ -84,18 +84,10 @@ def _peers_with_archives(invite: str, archive: Archive) -> Iterator[tuple[Librar
     from collab_cli.stopping import Stopping
     from collab_core.library import Library
     from collab_core.run import Invite
-    from collab_core.session import open_session
     from collab_core.state.claims import is_trusted
-    from collab_core.swarm import SwarmConfig
-    from collab_trainer import prepare
 
     key = archive.folder / "identity.key"
-    config = SwarmConfig(role="observer", client_mode=True, identity_path=key)
-    with (
-        Stopping(),
-        tempfile.TemporaryDirectory(prefix="collab-models-") as folder,
-        open_session(Invite.decode(invite), config, state_dir=Path(folder), prepare=prepare) as session,
-    ):
+    with Stopping(), visit(Invite.decode(invite), identity_path=key) as session:
         session.swarm.refresh()
         found = {peer.peer_id: peer.record for peer in session.swarm.peers() if peer.record.role == "aux"}
         trusted = {peer_id for peer_id, record in found.items() if is_trusted(peer_id, record, session.manifest)}

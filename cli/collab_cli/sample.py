@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +11,7 @@ from rich.console import Console
 
 from collab_cli import options
 from collab_cli.failures import errors_in_words
+from collab_cli.guest import visit
 from collab_cli.lines import EventLines
 from collab_cli.stopping import Stopping
 
@@ -36,22 +35,15 @@ def sample(
     verbose: options.Verbose = False,
 ) -> None:
     """Let the model speak: fetch what the run has now, and go on with a text. Nobody sees you."""
-    with (
-        errors_in_words(verbose=verbose),
-        Stopping() as stopping,
-        tempfile.TemporaryDirectory(prefix="collab-sample-") as folder,
-    ):
+    with errors_in_words(verbose=verbose), Stopping() as stopping:
         err = Console(stderr=True, highlight=False)
         source = options.read_source(run)
         with err.status("Asking the swarm…"):
             from collab_core.errors import Code, ConfigError
-            from collab_core.session import open_session, with_assets
-            from collab_core.swarm import SwarmConfig
-            from collab_trainer import load_task, new_replica, prepare
+            from collab_core.session import with_assets
+            from collab_trainer import load_task, new_replica
             from collab_trainer.generating import Generation, can_complete
-
-            config = SwarmConfig(role="observer", client_mode=True, initial_peers=tuple(initial_peers or ()))
-        with open_session(source, config, state_dir=Path(folder), prepare=prepare) as looking:
+        with visit(source, initial_peers) as looking:
             session = with_assets(looking)
             lines = EventLines(err)
             lines.hidden = frozenset({"peer_joined", "peer_left"})

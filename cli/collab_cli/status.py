@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +13,7 @@ from rich.table import Table
 
 from collab_cli import options
 from collab_cli.failures import errors_in_words
+from collab_cli.guest import visit
 from collab_cli.stopping import Stopping
 
 if TYPE_CHECKING:
@@ -30,17 +29,11 @@ def status(
     verbose: options.Verbose = False,
 ) -> None:
     """Show who is in a run and how far it is. Joins for a moment, as a guest that nobody sees."""
-    with errors_in_words(verbose=verbose), Stopping(), tempfile.TemporaryDirectory(prefix="collab-status-") as folder:
+    with errors_in_words(verbose=verbose), Stopping():
         source = options.read_source(run)
         err = Console(stderr=True)
-        with err.status("Asking the swarm…"):
-            from collab_core.session import open_session
-            from collab_core.swarm import SwarmConfig
-            from collab_trainer import prepare
-
-            config = SwarmConfig(role="observer", client_mode=True, initial_peers=tuple(initial_peers or ()))
-            with open_session(source, config, state_dir=Path(folder), prepare=prepare) as session:
-                report = observe(session)
+        with err.status("Asking the swarm…"), visit(source, initial_peers) as session:
+            report = observe(session)
         if as_json:
             print(json.dumps(report, indent=2))
         else:

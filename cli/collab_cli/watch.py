@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
+import contextlib
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from rich.live import Live
 
 from collab_cli import options
 from collab_cli.failures import errors_in_words
+from collab_cli.guest import visit
 from collab_cli.stopping import Stopping
 from collab_cli.view import RunView
 
@@ -27,28 +27,19 @@ def watch(
     verbose: options.Verbose = False,
 ) -> None:
     """Watch a run as it goes: the loss, the epoch under way, and who does what. Nobody sees you."""
-    with (
-        errors_in_words(verbose=verbose),
-        Stopping() as stopping,
-        tempfile.TemporaryDirectory(prefix="collab-watch-") as folder,
-    ):
+    with errors_in_words(verbose=verbose), Stopping() as stopping, contextlib.ExitStack() as stack:
         console = Console(highlight=False)
         source = options.read_source(run)
         with console.status("Asking the swarm…"):
-            from collab_core.session import open_session
-            from collab_core.swarm import SwarmConfig
-            from collab_trainer import prepare
-
-            config = SwarmConfig(role="observer", client_mode=True, initial_peers=tuple(initial_peers or ()))
-        with open_session(source, config, state_dir=Path(folder), prepare=prepare) as session:
-            view = RunView(session)
-            stop = stopping.when_asked()
-            if console.is_terminal:
-                with Live(view, console=console, refresh_per_second=1 / LOOK_S, screen=True):
-                    _until_told(session.swarm.check_alive, view, stop, epochs)
-                console.print(view)
-            else:
-                _until_told(session.swarm.check_alive, view, stop, epochs, console)
+            session = stack.enter_context(visit(source, initial_peers))
+        view = RunView(session)
+        stop = stopping.when_asked()
+        if console.is_terminal:
+            with Live(view, console=console, refresh_per_second=1 / LOOK_S, screen=True):
+                _until_told(session.swarm.check_alive, view, stop, epochs)
+            console.print(view)
+        else:
+            _until_told(session.swarm.check_alive, view, stop, epochs, console)
 
 
 def _until_told(
