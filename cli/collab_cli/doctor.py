@@ -167,7 +167,7 @@ class Examination:
         from collab_core.run import Invite
         from collab_core.state.folder import StateFolder
         from collab_core.swarm.daemon import is_free
-        from collab_core.swarm.swarm import EVERYWHERE
+        from collab_core.swarm.transport import EVERYWHERE
 
         if self._port is not None:
             return self._port

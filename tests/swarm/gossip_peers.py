@@ -111,8 +111,7 @@ class ToyGossiper:
 
     def die(self) -> None:
         """From one moment to the next nobody hears of us any more. `close` cleans up, `start` begins again."""
-        assert self.swarm._daemon is not None
-        self.swarm._daemon.stop()
+        self.swarm._transport.stop()
 
     def close(self) -> None:
         self.stop.set()

@@ -16,7 +16,7 @@ from collab_core.state.exchange import Exchange
 from collab_core.state.folder import StateFolder
 from collab_core.swarm import Swarm, SwarmConfig
 from collab_core.swarm.daemon import free_port
-from collab_core.swarm.swarm import EVERYWHERE
+from collab_core.swarm.transport import EVERYWHERE
 from collab_core.telemetry import EventLog
 
 

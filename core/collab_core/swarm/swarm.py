@@ -1,4 +1,4 @@
-"""One class owns our place in the network: the daemon, the DHT node, the directory of peers; and keeps us in it."""
+"""One class owns our place in the network: the transport, the DHT node, the directory of peers; and keeps us in it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hivemind.dht import DHTID
 from hivemind.dht.node import DHTNode
-from hivemind.p2p import P2P
 from hivemind.utils.logging import use_hivemind_log_handler
-from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import get_dht_time
 
 from collab_core import __version__
-from collab_core.errors import Code, ConfigError, RunError, SwarmError
+from collab_core.errors import Code, ConfigError, SwarmError
 from collab_core.identity import Identity
 from collab_core.state.folder import MAX_REMEMBERED_PEERS, StateFolder
 from collab_core.swarm.addresses import (
     host_and_port,
-    ipv4_if_any,
     is_address_of,
     is_public,
     parse_address,
@@ -31,64 +26,24 @@ from collab_core.swarm.addresses import (
     place_of,
     probe,
 )
-from collab_core.swarm.daemon import Daemon, free_port
+from collab_core.swarm.config import SwarmConfig
 from collab_core.swarm.directory import Directory, Peer
 from collab_core.swarm.links import Links
 from collab_core.swarm.names import friendly_name
 from collab_core.swarm.presence import Presence
 from collab_core.swarm.reachability import Answer, is_there
 from collab_core.swarm.reactor import Reactor
-from collab_core.swarm.record import MAX_NAME_CHARS, Mode, PeerRecord, RecordValidator
+from collab_core.swarm.record import MAX_NAME_CHARS, PeerRecord, RecordValidator
+from collab_core.swarm.transport import Transport
 from collab_core.telemetry.events import EventLog
 
 logger = logging.getLogger(__name__)
 
-EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 LOOK_PERIOD_S = 2.0
-RELAY_TIMEOUT_S = 8.0
 JOIN_ATTEMPTS = 4  # with pauses of 1, 2 and 4 seconds between them
 GOODBYE_TIMEOUT_S = 2.0
 MAX_SILENT = 8  # peers that are gone, of whom we try again
 MAX_REMEMBERED_EACH = 3  # addresses of one peer: a public one may not work from its own home
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SwarmConfig:
-    """How this peer takes part in the network; its own business, not the run's."""
-
-    role: Literal["trainer", "aux", "observer"]
-    """An observer only looks: nobody sees it."""
-    initial_peers: tuple[str, ...] = ()
-    """Addresses to join through; if there are any, one of them must answer."""
-    rumoured_peers: tuple[str, ...] = ()
-    """Addresses that may be old; nobody minds if none of them answers."""
-    host_maddrs: tuple[str, ...] = ()
-    """Where to listen. Empty: every interface, on the port of the last time or `port`."""
-    announce_maddrs: tuple[str, ...] = ()
-    """What to tell others instead of the addresses we see ourselves."""
-    port: int | None = None
-    """None: the port of the last time if it is free, otherwise any."""
-    client_mode: bool = False
-    """Only dial out. Otherwise we listen, ask others whether they can reach us, and stop listening if they cannot."""
-    use_relay: bool = False
-    """If nobody can connect to us, be reached through those we join by."""
-    stays_direct: bool = False
-    """Take part as if reachable whatever others say, and only tell: a run cannot do without its organiser's aux."""
-    identity_path: Path | None = None
-    """Key file; by default in the state folder."""
-    name: str = ""
-    """What others see; by default made from the peer ID."""
-
-
-class OpenCalls(dict[Any, Any]):
-    """Calls that somebody still waits for.
-
-    hivemind 1.1.12 gives an answer to whoever is in this table. If that call was cancelled a moment before, it raises,
-    and no answer is ever read again. So whoever does not wait any more is not in it.
-    """
-
-    def __contains__(self, call: object) -> bool:
-        return super().__contains__(call) and not self[call].done()
 
 
 class Swarm(Directory):
@@ -122,13 +77,11 @@ class Swarm(Directory):
         )
         super().__init__(identity, record, Reactor(), events)
         self.on_new_peer = self._remember
-        self.p2p: Any = None
+        self._transport = Transport(config, folder, self._identity_path, identity.peer_id, self.reactor)
         self.grant = ""
         """The organiser's signature under our peer ID, if we are one of their auxiliaries."""
-        self._daemon: Daemon | None = None
         self._presence: Presence | None = None
         self._links: Links | None = None
-        self._port = 0
         self._bootstrap: list[str] = []
         self._remembered: list[str] = []
         self._looking: asyncio.Task[None] | None = None
@@ -147,34 +100,14 @@ class Swarm(Directory):
                 fix="Give an invite instead of a run folder, or an address with --initial-peers.",
             )
         self._bootstrap = self._reachable(candidates) if candidates else []
-        presence = self._start("client" if self.config.client_mode else "direct")
+        presence = self._transport.start("client" if self.config.client_mode else "direct", self._bootstrap)
+        self._presence = presence
         if self.reactor.run(presence.ask(self.bootstrap_peers, any(map(is_public, candidates)))):
             if presence.is_hidden and not self.config.stays_direct:
-                self._hide()
+                self._presence = self._transport.hide(self._bootstrap)
             self._tell_reachability(presence)
         self._update_record()
         self._remember_place()
-
-    def _start(self, mode: Mode) -> Presence:
-        """Start the daemon; or start it again, as it cannot change how it listens while it runs."""
-        if self._daemon is not None:
-            self.reactor.run(self.p2p.shutdown(), timeout_s=5)
-            self._daemon.stop()
-        self._daemon = self._start_daemon(mode)
-        self._presence = self.reactor.run(self._start_transport(mode), timeout_s=30)
-        return self._presence
-
-    def _hide(self) -> None:
-        """Nobody can connect to us: be reached through a relay if that is wished and somebody relays, or not at all."""
-        if self.config.use_relay:
-            presence = self._start("relay")
-            deadline = time.monotonic() + RELAY_TIMEOUT_S
-            while time.monotonic() < deadline:
-                self.reactor.run(presence.look())
-                if presence.now()[0] == "relay":
-                    return
-                time.sleep(0.1)
-        self._start("client")
 
     def join(self, run_hash: bytes) -> None:
         """Enter the run's directory: from now on others hear of us, and we of them."""
@@ -201,14 +134,19 @@ class Swarm(Directory):
         return list(self._record.addresses)
 
     @property
+    def p2p(self) -> Any:
+        """hivemind's end of our daemon."""
+        return self._transport.p2p
+
+    @property
     def port(self) -> int:
         """Where we listen; 0 in client mode."""
-        return self._port
+        return self._transport.port
 
     def ask_to_dial_back(self) -> list[Answer]:
         """What those we reached find when they dial us, whatever we do about it."""
         assert self._presence is not None
-        return self.reactor.run(self._presence.dial_back.ask(self.bootstrap_peers, [self._port], set()))
+        return self.reactor.run(self._presence.dial_back.ask(self.bootstrap_peers, [self.port], set()))
 
     def _candidates(self) -> list[str]:
         """Everyone we could join through: those we were told of, then those we met before."""
@@ -236,50 +174,6 @@ class Swarm(Directory):
             f"None of the first peers answers ({listed}).",
             fix="Check your internet connection, ask the organiser whether the auxiliary peer is up, then try again.",
         )
-
-    def _start_daemon(self, mode: Mode) -> Daemon:
-        config = self.config
-        for address in (*config.host_maddrs, *config.announce_maddrs):
-            parse_address(address)
-        wanted = self._port or (config.port if config.port is not None else (self._folder.read_port() or 0))
-
-        hosts = config.host_maddrs or EVERYWHERE
-
-        def start(port: int) -> Daemon:
-            listen = []
-            if mode != "client":
-                # We choose the port, so that we know it whatever addresses are announced.
-                self._port = port or free_port(hosts[0])
-                listen = [_with_port(address, self._port) for address in hosts]
-            return Daemon(
-                identity=self._identity_path,
-                listen=listen,
-                announce=config.announce_maddrs,
-                bootstrap=ipv4_if_any(self._bootstrap),
-                client_mode=mode == "client",
-                relays=self._bootstrap if mode == "relay" else (),
-                is_relay=config.role == "aux",
-            )
-
-        try:
-            return start(wanted)
-        except SwarmError as error:
-            if error.code is not Code.PORT_TAKEN or config.port is not None or not wanted:
-                raise
-        logger.warning("Port %d of the last time is taken; taking another one. The old invite will not work.", wanted)
-        return start(0)
-
-    async def _start_transport(self, mode: Mode) -> Presence:
-        assert self._daemon is not None
-        # Each peer keeps its sockets in its daemon's folder, which is removed with it.
-        P2P._UNIX_SOCKET_PREFIX = f"/unix{self._daemon.folder}/"
-        self.p2p = await P2P.replicate(Multiaddr(self._daemon.control_address))
-        self.p2p._client.control._pending_calls = OpenCalls()
-        config = self.config
-        should_ask = config.role != "observer" and not config.announce_maddrs
-        presence = Presence(self.p2p, self.peer_id, mode, should_ask, config.stays_direct)
-        await presence.start()
-        return presence
 
     async def _start_node(self, run_hash: bytes) -> None:
         # A node ID that follows from the peer ID: a restarted peer is the same node in everyone's routing table.
@@ -309,8 +203,8 @@ class Swarm(Directory):
     def _remember_place(self) -> None:
         """For our next start, and for peers of the same run on this machine."""
         if self.config.role != "observer":
-            if self._port:
-                self._folder.write_port(self._port)
+            if self.port:
+                self._folder.write_port(self.port)
             self._folder.write_addresses(self.addresses)
 
     def close(self) -> None:
@@ -322,21 +216,12 @@ class Swarm(Directory):
             with contextlib.suppress(Exception):  # a goodbye is a courtesy; nobody waits for it
                 self.reactor.run(self.say_goodbye(), timeout_s=GOODBYE_TIMEOUT_S)
         self.reactor.close()
-        if self._daemon is not None:
-            self._daemon.stop()
+        self._transport.stop()
 
     def check_alive(self) -> None:
         """Raise if the daemon died under us, or we are deaf to it: without it nothing works any more."""
-        if self._daemon is None or self._is_closed:
-            return
-        control = self.p2p._client.control
-        is_deaf = any(task is not None and task.done() for task in (control._read_task, control._write_task))
-        if is_deaf or not self._daemon.is_alive():
-            raise RunError(
-                Code.DAEMON_FAILED,
-                "The libp2p daemon of this peer ended unexpectedly.",
-                fix="Start the peer again; it resumes from its state folder. If it repeats, check memory (dmesg).",
-            )
+        if not self._is_closed:
+            self._transport.check_alive()
 
     def _remember(self) -> None:
         """Keep the addresses of reachable peers for the next start."""
@@ -427,7 +312,7 @@ class Swarm(Directory):
             "reachability",
             is_reachable=not presence.is_hidden,
             mode=self._presence.now()[0] if self._presence is not None else presence.mode,
-            port=self._port,
+            port=self.port,
             asked=[answer.asked for answer in answers],
             reached=sorted({place_of(*place) for answer in answers for place in answer.reached}),
             missed=sorted({place_of(*place) for answer in answers for place in answer.missed}),
@@ -437,9 +322,3 @@ class Swarm(Directory):
 def _good_addresses(peer: Peer) -> list[str]:
     """Where a peer says it is, as far as that makes sense."""
     return [address for address in peer.record.addresses if is_address_of(address, peer.peer_id)]
-
-
-def _with_port(address: str, port: int) -> str:
-    """`/ip4/0.0.0.0/tcp/0` listens on the wanted port; an address that names a port keeps it."""
-    head, _, last = address.rpartition("/")
-    return f"{head}/{port}" if last == "0" else address

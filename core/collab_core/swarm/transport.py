@@ -1,0 +1,136 @@
+"""Our end of the libp2p daemon: started, started again in another mode, looked after, stopped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from hivemind.p2p import P2P
+from hivemind.utils.multiaddr import Multiaddr
+
+from collab_core.errors import Code, RunError, SwarmError
+from collab_core.state.folder import StateFolder
+from collab_core.swarm.addresses import ipv4_if_any, parse_address
+from collab_core.swarm.config import SwarmConfig
+from collab_core.swarm.daemon import Daemon, free_port
+from collab_core.swarm.presence import Presence
+from collab_core.swarm.reactor import Reactor
+from collab_core.swarm.record import Mode
+
+logger = logging.getLogger(__name__)
+
+EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
+RELAY_TIMEOUT_S = 8.0
+
+
+class OpenCalls(dict[Any, Any]):
+    """Calls that somebody still waits for.
+
+    hivemind 1.1.12 gives an answer to whoever is in this table. If that call was cancelled a moment before, it raises,
+    and no answer is ever read again. So whoever does not wait any more is not in it.
+    """
+
+    def __contains__(self, call: object) -> bool:
+        return super().__contains__(call) and not self[call].done()
+
+
+class Transport:
+    """One daemon at a time, and hivemind's way of talking to it."""
+
+    def __init__(
+        self, config: SwarmConfig, folder: StateFolder, identity_path: Path, peer_id: str, reactor: Reactor
+    ) -> None:
+        self._config, self._folder, self._identity_path = config, folder, identity_path
+        self._peer_id, self._reactor = peer_id, reactor
+        self._daemon: Daemon | None = None
+        self.p2p: Any = None
+        self.port = 0
+        """Where we listen; 0 in client mode."""
+
+    def start(self, mode: Mode, bootstrap: list[str]) -> Presence:
+        """Start the daemon; or start it again, as it cannot change how it listens while it runs."""
+        if self._daemon is not None:
+            self._reactor.run(self.p2p.shutdown(), timeout_s=5)
+            self._daemon.stop()
+        self._daemon = self._start_daemon(mode, bootstrap)
+        return self._reactor.run(self._connect(self._daemon, mode), timeout_s=30)
+
+    def hide(self, bootstrap: list[str]) -> Presence:
+        """Nobody can connect to us: be reached through a relay if that is wished and somebody relays, or not at all."""
+        if self._config.use_relay:
+            presence = self.start("relay", bootstrap)
+            deadline = time.monotonic() + RELAY_TIMEOUT_S
+            while time.monotonic() < deadline:
+                self._reactor.run(presence.look())
+                if presence.now()[0] == "relay":
+                    return presence
+                time.sleep(0.1)
+        return self.start("client", bootstrap)
+
+    def check_alive(self) -> None:
+        """Raise if the daemon died under us, or we are deaf to it: without it nothing works any more."""
+        if self._daemon is None:
+            return
+        control = self.p2p._client.control
+        is_deaf = any(task is not None and task.done() for task in (control._read_task, control._write_task))
+        if is_deaf or not self._daemon.is_alive():
+            raise RunError(
+                Code.DAEMON_FAILED,
+                "The libp2p daemon of this peer ended unexpectedly.",
+                fix="Start the peer again; it resumes from its state folder. If it repeats, check memory (dmesg).",
+            )
+
+    def stop(self) -> None:
+        """Leave no process behind."""
+        if self._daemon is not None:
+            self._daemon.stop()
+
+    def _start_daemon(self, mode: Mode, bootstrap: list[str]) -> Daemon:
+        config = self._config
+        for address in (*config.host_maddrs, *config.announce_maddrs):
+            parse_address(address)
+        wanted = self.port or (config.port if config.port is not None else (self._folder.read_port() or 0))
+        hosts = config.host_maddrs or EVERYWHERE
+
+        def start(port: int) -> Daemon:
+            listen = []
+            if mode != "client":
+                # We choose the port, so that we know it whatever addresses are announced.
+                self.port = port or free_port(hosts[0])
+                listen = [_with_port(address, self.port) for address in hosts]
+            return Daemon(
+                identity=self._identity_path,
+                listen=listen,
+                announce=config.announce_maddrs,
+                bootstrap=ipv4_if_any(bootstrap),
+                client_mode=mode == "client",
+                relays=bootstrap if mode == "relay" else (),
+                is_relay=config.role == "aux",
+            )
+
+        try:
+            return start(wanted)
+        except SwarmError as error:
+            if error.code is not Code.PORT_TAKEN or config.port is not None or not wanted:
+                raise
+        logger.warning("Port %d of the last time is taken; taking another one. The old invite will not work.", wanted)
+        return start(0)
+
+    async def _connect(self, daemon: Daemon, mode: Mode) -> Presence:
+        # Each peer keeps its sockets in its daemon's folder, which is removed with it.
+        P2P._UNIX_SOCKET_PREFIX = f"/unix{daemon.folder}/"
+        self.p2p = await P2P.replicate(Multiaddr(daemon.control_address))
+        self.p2p._client.control._pending_calls = OpenCalls()
+        config = self._config
+        should_ask = config.role != "observer" and not config.announce_maddrs
+        presence = Presence(self.p2p, self._peer_id, mode, should_ask, config.stays_direct)
+        await presence.start()
+        return presence
+
+
+def _with_port(address: str, port: int) -> str:
+    """`/ip4/0.0.0.0/tcp/0` listens on the wanted port; an address that names a port keeps it."""
+    head, _, last = address.rpartition("/")
+    return f"{head}/{port}" if last == "0" else address
