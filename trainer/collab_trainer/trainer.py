@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from collab_core.averaging.codecs import is_finite
 from collab_core.errors import Code, ConfigError, TaskError
 from collab_core.peer import Peer, PeerConfig
 from collab_core.state.history import Standing
@@ -251,7 +252,7 @@ class Trainer(Peer):
         piece = self.replica.fragment
         contribution = self._contribution[: piece.num_values]
         self._work.collect(piece, self.replica.values, num_samples, contribution)
-        if not bool(torch.isfinite(contribution).all()):
+        if not is_finite(contribution):
             self.events.write("gradient_dropped", epoch=self.replica.epoch, reason="it is not finite")
             # whatever it remembers, and the model itself, may not be finite either
             self._work, self._works_since = work_of(self.settings, self.model, self.replica.layout), -1
