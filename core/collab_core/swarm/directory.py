@@ -32,7 +32,8 @@ STORE_TIMEOUT_S = 8.0  # a peer that just died holds up a request for 3 s; this 
 READ_TIMEOUT_S = 5.0
 NEWS_PERIOD_S = 0.2
 NEWS_PERIOD_PER_PEER_S = 0.01  # in a large swarm everybody's records change all the time
-CALM_SHARE, MAX_CALM_S = 0.25, 2.0  # while no round is near: how much of the time until then passes without news
+NEAR_S = 1.0  # a round that comes so soon is near; before that, news can wait for a part of the time that is left
+CALM_SHARE, MAX_CALM_S = 0.25, 2.0
 SILENCE_S = 1.0  # if a neighbour owes us news for so long, there is still the DHT
 DHT_PERIOD_S = 0.3  # how often it is asked then
 UNFIT_S = 10.0  # how long a neighbour that does not answer is left alone
@@ -281,7 +282,7 @@ class Directory:
             await asyncio.sleep(NEWS_PERIOD_S + NEWS_PERIOD_PER_PEER_S * len(self._peers))
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout=NEWS_PERIOD_S)
-            self._calm_s = min(CALM_SHARE * self.seconds_left(), MAX_CALM_S)
+            self._calm_s = min(CALM_SHARE * max(0.0, self.seconds_left() - NEAR_S), MAX_CALM_S)
             until = time.monotonic() + self._calm_s
             while (left := until - time.monotonic()) > 0 and _turn(self._record) == told:
                 self._changed.clear()
