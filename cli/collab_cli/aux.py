@@ -12,6 +12,7 @@ from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.lines import EventLines
 from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from collab_core.run import Invite, RunFolder
@@ -54,7 +55,7 @@ def aux(
 ) -> None:
     """Help a run from a machine without a GPU: publish it, reduce, keep and serve its state."""
     with errors_in_words(verbose=verbose), Stopping() as stopping, contextlib.ExitStack() as stack:
-        console = Console(highlight=False)
+        console = Terminal()
         source = options.read_source(run)
         options.check_machine("aux", state_dir)
         link = options.read_bandwidth(bandwidth)

@@ -6,13 +6,13 @@ import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.guest import visit
 from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal
 
 if TYPE_CHECKING:
     pass
@@ -35,7 +35,7 @@ def dashboard(
 ) -> None:
     """Show runs in a browser, side by side. Joins them as a guest that nobody sees."""
     with errors_in_words(verbose=verbose), Stopping() as stopping, contextlib.ExitStack() as stack:
-        console = Console(highlight=False)
+        console = Terminal()
         sources = [options.read_source(run) for run in runs]
         from collab_cli.watching import watch_as_guest
         from collab_dashboard import Dashboard, Place

@@ -21,6 +21,7 @@ from collab_cli import options
 from collab_cli.chart import Curve, draw
 from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +53,7 @@ def demo(
         from collab_cli.local_swarm import LocalSwarm
         from collab_core.run import RunFolder
 
-        console = Console(stderr=as_json, highlight=False)
+        console = Terminal(stderr=as_json)
         place = Path(folder)
         run_folder = RunFolder(Path(run)) if run is not None else built_in_run(place / "run", seed)
         settings = run_folder.settings()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from rich.text import Text
 from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal
 from collab_core.doctor import Check, Role, guarded, possible_roles
 
 if TYPE_CHECKING:
@@ -55,10 +57,11 @@ def doctor(
     with errors_in_words(verbose=verbose), Stopping():
         source = options.read_source(run) if run is not None else None
         wanted: list[Role] = [role.value] if role is not None else ["train", "aux"]
-        report = Report(Console(stderr=as_json, highlight=False), run, wanted)
+        report = Report(Terminal(stderr=as_json), run, wanted)
         examination = Examination(source, initial_peers or [], host_maddrs or [], port, device, state_dir)
-        for check in examination.checks():
-            report.add(check)
+        with contextlib.closing(examination.checks()) as checks:  # whatever ends it, the visit is over
+            for check in checks:
+                report.add(check)
         can = possible_roles(report.checks)
         if as_json:
             print(json.dumps(report.as_json(can), indent=2))
@@ -84,7 +87,7 @@ class Examination:
         self._initial_peers = [*getattr(source, "initial_peers", ()), *initial_peers]
         self._state_dir = state_dir
 
-    def checks(self) -> Iterator[Check]:
+    def checks(self) -> Generator[Check, None, None]:
         from collab_core.doctor.machine import machine_checks
         from collab_core.doctor.packages import package_checks
 

@@ -10,17 +10,17 @@ import traceback
 from collections.abc import Iterator
 
 import typer
-from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from collab_cli.terminal import Terminal, silence
 from collab_core.errors import Code, CollabError, TaskError
 from collab_core.memory import is_out_of_memory
 
 
 def show_error(error: CollabError) -> None:
     """Print the box on stderr."""
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(stderr=True)
     body = Text(error.message)
     body.append("\n\n→ ", style="bold")
     body.append(error.fix)
@@ -48,11 +48,11 @@ def errors_in_words(*, verbose: bool = False) -> Iterator[None]:
     except typer.Exit:
         raise  # somebody has already said why
     except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped.")
+        Terminal(stderr=True).print("Stopped.")
         raise typer.Exit(0) from None
     except BrokenPipeError:
         # whoever read our output went away (`collab status ... | head`): not an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         raise typer.Exit(0) from None
     except Exception as error:  # noqa: BLE001 - the last line of defence against tracebacks
         if verbose:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from collab_cli.failures import errors_in_words
+from collab_cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from collab_core.archive import Archive, Version
@@ -27,7 +27,7 @@ StateDir = Annotated[
     typer.Option("--state-dir", help="A peer's state folder, or an archive. Default: this machine's only one."),
 ]
 Reference = Annotated[str, typer.Argument(help="A tag, latest, epoch:12, or the beginning of a root.", metavar="REF")]
-console = Console(highlight=False)
+console = Terminal()
 LEVELS = {"R2": "the same model came out (R2).", "R3": "another model came out that is as good (R3)."}
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from collab_cli.failures import errors_in_words
+from collab_cli.terminal import Terminal
 from collab_core.templates import Template
 
 
@@ -28,7 +29,7 @@ def new(
 
         name = folder.absolute().name
         made = RunFolder.create(folder, run_template(name, template), template_files(name, template))
-        console = Console(highlight=False)
+        console = Terminal()
         console.print(f"Created [bold]{made.run_file}[/bold]  the run: look through it, change what you like")
         console.print(f"Created [bold]{made.key_file}[/bold]  your key: keep it, show it to nobody")
         console.print(f"Created [bold]{made.join_file}[/bold]  a page for those who join: make it yours")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import itertools
 import json
 import os
 import signal
@@ -60,17 +61,29 @@ def host(run: str = "my-run", *, state_dir: str = "collab-aux", options: str = "
     """Write a run if there is none, and keep it going beside this notebook; returns its invite."""
     if not Path(run).exists():
         subprocess.run([sys.executable, "-m", "collab_cli", "new", run], check=True, stdout=subprocess.DEVNULL)
-    invite = Path(state_dir) / "invite"
+    folder = Path(state_dir).absolute()
+    invite = folder / "invite"
+    if folder in _hosted and _hosted[folder].is_running():  # the cell is run again
+        return invite.read_text().strip()
     invite.unlink(missing_ok=True)
-    peer = Peer(Path(state_dir), "aux", run, "--invite-file", str(invite), *options.split())
+    peer = Peer(folder, "aux", run, "--invite-file", str(invite), *options.split())
     deadline = time.monotonic() + HOST_S
-    while peer.is_running() and time.monotonic() < deadline:
-        if invite.exists():
-            return invite.read_text().strip()
-        time.sleep(0.2)
+    try:
+        while peer.is_running() and time.monotonic() < deadline:
+            if invite.exists():
+                _hosted[folder] = peer
+                return invite.read_text().strip()
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        peer.stop()
+        raise
     peer.stop()
     _show(_words(peer.output()))
     return ""
+
+
+_hosted: dict[Path, Peer] = {}
+"""Auxiliaries that run beside this notebook, by their folders."""
 
 
 class Peer:
@@ -79,7 +92,8 @@ class Peer:
     def __init__(self, folder: Path, command: str, source: str, *options: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log, self._events = folder / "output.log", folder / "events.jsonl"
-        self._start = self._events.stat().st_size if self._events.exists() else 0
+        self._seen: list[dict[str, Any]] = []
+        self._read_to = self._events.stat().st_size if self._events.exists() else 0
         arguments = [command, source, "--state-dir", str(folder), *options]
         with open(self._log, "wb") as output:
             self._process = subprocess.Popen(
@@ -100,11 +114,14 @@ class Peer:
     def events(self) -> list[dict[str, Any]]:
         """What happened since it was started; whole lines only."""
         if not self._events.exists():
-            return []
+            return self._seen
         with open(self._events, "rb") as file:
-            file.seek(self._start)
+            file.seek(self._read_to)
             data = file.read()
-        return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read_to += len(whole)
+        self._seen += [json.loads(line) for line in whole.splitlines()]
+        return self._seen
 
     @contextlib.contextmanager
     def until_left(self) -> Iterator[None]:
@@ -132,9 +149,11 @@ class Peer:
         done = [event for event in events if event["event"] in ("epoch", "round") and event["loss"] is not None]
         if not events or (not self.is_running() and self._process.returncode):
             return _words(self.output() or "Starting…")
-        lines = [str(render(line)) for event in events if (line := describe(event)) is not None]
-        told = _words("\n".join(lines[-MAX_LINES:]))
-        return told if len(done) < 2 else curve([(event["epoch"], event["loss"]) for event in done]) + told
+        newest = itertools.islice(filter(None, map(describe, reversed(events))), MAX_LINES)
+        told = _words("\n".join(str(render(line)) for line in reversed([*newest])))
+        every = max(1, len(done) // WIDTH)  # a point for each pixel is enough
+        points = [(event["epoch"], event["loss"]) for event in done[::-1][::every][::-1]]
+        return told if len(points) < 2 else curve(points) + told
 
 
 def _plain(environment: Mapping[str, str]) -> dict[str, str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from collab_cli.failures import errors_in_words
+from collab_cli.terminal import Terminal
 
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 
@@ -24,7 +24,7 @@ def publish_model(
 ) -> None:
     """Publish the initial model, tokenizer, config and a card, in one commit, and pin them in the run file."""
     with errors_in_words(verbose=verbose):
-        console = Console(highlight=False)
+        console = Terminal()
         target = read_target(to)
         with console.status("Preparing the model…"):
             from collab_core.errors import Code, ConfigError

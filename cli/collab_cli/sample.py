@@ -7,13 +7,13 @@ import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.guest import visit
 from collab_cli.lines import EventLines
 from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal
 
 if TYPE_CHECKING:
     import threading
@@ -36,7 +36,7 @@ def sample(
 ) -> None:
     """Let the model speak: fetch what the run has now, and go on with a text. Nobody sees you."""
     with errors_in_words(verbose=verbose), Stopping() as stopping:
-        err = Console(stderr=True, highlight=False)
+        err = Terminal(stderr=True)
         source = options.read_source(run)
         with err.status("Asking the swarm…"):
             from collab_core.errors import Code, ConfigError
@@ -59,6 +59,7 @@ def sample(
             model = task.build_model()
             replica = new_replica(settings, model)
             take_state(session, replica, stopping.when_asked())
+            stopping.at_once()
             replica.layout.write(model, replica.values)
         generation = Generation(num_tokens=num_tokens, temperature=temperature, seed=seed)
         complete = getattr(task, "complete", None)

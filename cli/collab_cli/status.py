@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -15,6 +14,7 @@ from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.guest import visit
 from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from collab_core.session import Session
@@ -31,13 +31,13 @@ def status(
     """Show who is in a run and how far it is. Joins for a moment, as a guest that nobody sees."""
     with errors_in_words(verbose=verbose), Stopping():
         source = options.read_source(run)
-        err = Console(stderr=True)
+        err = Terminal(stderr=True)
         with err.status("Asking the swarm…"), visit(source, initial_peers) as session:
             report = observe(session)
         if as_json:
             print(json.dumps(report, indent=2))
         else:
-            console = Console(highlight=False)
+            console = Terminal()
             console.print(
                 f"Run [bold]{escape(report['name'])}[/bold], {report['run_id'][:16]}, epoch {report['epoch']}"
             )

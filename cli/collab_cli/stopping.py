@@ -1,12 +1,15 @@
-"""Ctrl-C and SIGTERM: the first asks to leave cleanly, the second leaves now."""
+"""Ctrl-C, SIGTERM and a terminal that is closed: the first asks to leave cleanly, the second leaves now."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType, TracebackType
+
+from collab_cli.terminal import silence
 
 LEAVE_WITHIN_S = 9.0
 FORCED_EXIT_CODE = 3  # it did not manage to leave by itself
@@ -29,7 +32,9 @@ class Stopping:
         self._old: dict[int, object] = {}
 
     def __enter__(self) -> Stopping:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: who typed that wants us to stay
             self._old[number] = signal.signal(number, self._on_signal)
         if PARENT_VARIABLE in os.environ:
             threading.Thread(target=self._follow_parent, args=(os.getppid(),), daemon=True).start()
@@ -52,6 +57,12 @@ class Stopping:
         self._is_polite = True
         return self.event
 
+    def at_once(self) -> None:
+        """From now on a signal interrupts again, because nobody looks at the event any more."""
+        self._is_polite = False
+        if self.event.is_set():
+            raise KeyboardInterrupt
+
     def after(self, seconds: float) -> None:
         """Ask by ourselves, so many seconds after the command began."""
         timer = threading.Timer(max(0.0, self._began + seconds - time.monotonic()), self._ask)
@@ -59,6 +70,9 @@ class Stopping:
         timer.start()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # nobody reads any more, and writing to a terminal that is gone is an error
+            silence(sys.stdout)
+            silence(sys.stderr)
         if self._num_signals:
             os._exit(130)
         self._num_signals += 1

@@ -6,12 +6,12 @@ import os
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.lines import EventLines
 from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal
 from collab_cli.time_limit import time_limit
 from collab_cli.view import showing
 
@@ -94,7 +94,7 @@ def train(
 ) -> None:
     """Join a run and train with the others."""
     with errors_in_words(verbose=verbose), Stopping() as stopping:
-        console = Console(highlight=False)
+        console = Terminal()
         source = options.read_source(run)
         options.check_machine("train", state_dir)
         link = options.read_bandwidth(bandwidth)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from collab_core.run import Invite, RunFolder
@@ -34,7 +34,7 @@ def tune(
 ) -> None:
     """Find the batch size this machine is fastest with, as `collab train` does where none is given."""
     with errors_in_words(verbose=verbose), Stopping():
-        console = Console(stderr=as_json, highlight=False)
+        console = Terminal(stderr=as_json)
         source = options.read_source(run)
         with console.status("Looking at the run and building its model…"):
             from collab_trainer import load_task, pick_device

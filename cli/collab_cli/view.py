@@ -174,7 +174,8 @@ class RunView:
     def _own_share(self, event: Mapping[str, Any]) -> int:
         if event["event"] == "round":
             return int(event["samples"])
-        return int(event["members"].get(self._session.swarm.name, 0))
+        swarm = self._session.swarm
+        return int(event["members"].get(swarm.name_of(swarm.peer_id), 0))
 
     def _table(self, seen: Overview, rows: int) -> Table:
         table = Table(box=None, pad_edge=False, expand=False, header_style="dim")

@@ -15,6 +15,7 @@ from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.guest import visit
 from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal
 from collab_cli.view import RunView
 
 LOOK_S = 0.5
@@ -28,7 +29,7 @@ def watch(
 ) -> None:
     """Watch a run as it goes: the loss, the epoch under way, and who does what. Nobody sees you."""
     with errors_in_words(verbose=verbose), Stopping() as stopping, contextlib.ExitStack() as stack:
-        console = Console(highlight=False)
+        console = Terminal()
         source = options.read_source(run)
         with console.status("Asking the swarm…"):
             session = stack.enter_context(visit(source, initial_peers))

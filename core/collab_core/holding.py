@@ -24,7 +24,7 @@ from collab_core.state.exchange import Sources
 from collab_core.state.history import Standing, Tip, standing
 from collab_core.state.replica import Replica
 from collab_core.state.snapshot import Snapshot
-from collab_core.swarm.record import MAX_COUNT
+from collab_core.swarm.record import MAX_COUNT, MAX_EPOCH
 
 CATCH_UP_PAUSE_S = 0.3
 PROGRESS_PERIOD_S = 1.0
@@ -327,6 +327,8 @@ class Holding:
             return "offers a state that is not finite"
         if int(tensors["run/epoch"].item()) != best.epoch:
             return "claims another epoch than its state has"
+        if best.epoch > MAX_EPOCH:
+            return "claims an epoch that no run reaches"
         mine = self.mine()
         if mine.is_trusted and not best.is_trusted and history.get(mine.epoch) != mine.root:
             return "is ahead of the organiser's auxiliary on another history"

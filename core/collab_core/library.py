@@ -339,8 +339,7 @@ class Library(ServicerBase):  # type: ignore[misc]
         found = set()
         for start in range(0, len(tensors), MAX_ASKED):
             some = tensors[start : start + MAX_ASKED]
-            forms = self._ask(peer_id, "rpc_forms", list(some)) or []
-            found |= {tensor for tensor, known in zip(some, forms, strict=False) if known}
+            found |= {tensor for tensor, known in zip(some, self._forms_of(peer_id, some), strict=False) if known}
         return found
 
     def _choose(self, peer_id: str, tensors: Sequence[bytes], has: Callable[[bytes], bool]) -> list[tuple[bytes, Form]]:
@@ -348,17 +347,26 @@ class Library(ServicerBase):  # type: ignore[misc]
         chosen = []
         for start in range(0, len(tensors), MAX_ASKED):
             some = tensors[start : start + MAX_ASKED]
-            answers = self._ask(peer_id, "rpc_forms", list(some)) or []
-            for tensor, forms in zip(some, answers, strict=False):
+            for tensor, forms in zip(some, self._forms_of(peer_id, some), strict=False):
                 fit = [(kind, base, size) for kind, base, size in forms if base is None or has(base)]
                 if not fit or min(size for *_, size in fit) > MAX_ITEM_BYTES:
                     continue  # `take` says what is missing
                 chosen.append((tensor, min(fit, key=lambda form: form[2])))
         return chosen
 
+    def _forms_of(self, peer_id: str, tensors: Sequence[bytes]) -> list[list[Form]]:
+        """In which forms a peer has these tensors."""
+        answers = self._ask(peer_id, "rpc_forms", list(tensors)) or []
+        try:
+            return [[_parse_form(form) for form in forms] for forms in answers]
+        except (TypeError, ValueError) as error:
+            raise _failed(self._swarm.name_of(peer_id), "talks nonsense") from error
+
     def _collect(self, peer_id: str, method: str, what: tuple[Any, ...], max_bytes: int) -> bytes:
         data = bytearray()
         while piece := self._ask(peer_id, method, *what, len(data)):
+            if type(piece) is not bytes:
+                raise _failed(self._swarm.name_of(peer_id), "talks nonsense")
             data += piece
             if len(data) > max_bytes:
                 raise _failed(self._swarm.name_of(peer_id), "sends more than it said")
@@ -371,6 +379,13 @@ def _version_piece(archive: Archive, root: str, start: int) -> bytes:
     if not any(version.root == root for version in archive.versions()):
         return b""
     return archive.version_bytes(root)[start : start + PIECE_BYTES]
+
+
+def _parse_form(form: Any) -> Form:
+    kind, base, size = form
+    if type(kind) is not int or type(size) is not int or size < 0 or not (base is None or is_digest(base)):
+        raise ValueError(f"not a form: {form!r}")
+    return Kind(kind), base, size
 
 
 def is_digest(value: object) -> bool:

@@ -68,6 +68,11 @@ class TensorEntry:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
+    def sized_chunks(self) -> Iterable[tuple[bytes, int]]:
+        """Its chunks with their sizes: all are whole but the last one."""
+        left = range(self.num_bytes, 0, -CHUNK_BYTES)
+        return ((chunk, min(CHUNK_BYTES, size)) for chunk, size in zip(self.chunks, left, strict=True))
+
     def digest(self) -> bytes:
         header = msgpack.packb([self.dtype, list(self.shape)])
         return blake3(b"T" + header + b"".join(self.chunks)).digest()
@@ -96,8 +101,7 @@ class StateTree:
         """Every distinct chunk with its size."""
         sizes: dict[bytes, int] = {}
         for entry in self.entries:
-            for index, chunk in enumerate(entry.chunks):
-                sizes[chunk] = min(CHUNK_BYTES, entry.num_bytes - index * CHUNK_BYTES)
+            sizes.update(entry.sized_chunks())
         return sizes
 
     def to_bytes(self) -> bytes:
@@ -117,6 +121,9 @@ class StateTree:
         names = [entry.name for entry in tree.entries]
         if names != sorted(set(names)):
             raise BadTree("the tree names a tensor twice or out of order")
+        sizes = {(chunk, size) for entry in tree.entries for chunk, size in entry.sized_chunks()}
+        if len(sizes) != len(tree.chunk_sizes()):
+            raise BadTree("the tree has one chunk in two sizes")
         if tree.root != root:
             raise BadTree(f"the tree leads to {tree.root[:12]}, not to {root[:12]}")
         return tree

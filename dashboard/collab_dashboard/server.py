@@ -8,7 +8,7 @@ import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib import resources
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import segno
 from fastapi import FastAPI, HTTPException, Request, Response, WebSocket
@@ -216,7 +216,14 @@ def qr_code(text: str) -> bytes:
 
 
 def _host(headers: Headers) -> str:
-    return urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    return _parts(f"//{headers.get('host', '')}").hostname or ""
+
+
+def _parts(address: str) -> SplitResult:
+    try:
+        return urlsplit(address)
+    except ValueError:  # nonsense is nowhere
+        return urlsplit("")
 
 
 def _is_local_name(headers: Headers) -> bool:
@@ -232,4 +239,4 @@ def _is_local_name(headers: Headers) -> bool:
 def _is_same_origin(headers: Headers) -> bool:
     """A browser says from which page it comes; what is not a browser may say nothing."""
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host")
+    return origin is None or _parts(origin).netloc == headers.get("host")

@@ -208,6 +208,7 @@ def test_who_breaks_a_rule_is_refused_by_name_and_changes_nothing(pair: Pair) ->
             ({"layout": b"other"}, None, "another shape"),
             ({}, torch.zeros(10), "40 bytes instead of"),
             ({}, torch.full((NUM_VALUES,), torch.nan), "not finite"),
+            ({}, torch.full((NUM_VALUES,), 3e38), "values as large as 3e+38"),
         ]
     ):
         pair.renew()

@@ -145,6 +145,9 @@ def test_a_peer_votes_for_the_end_when_it_agrees_with_the_others_and_learns_noth
     assert apart.distance is not None
     assert apart.distance < 1e-3
     assert apart.votes
+    distance = apart.distance
+    apart.observe(mine, [sketcher.sketch(torch.full((5000,), 3e38))], 1.0)
+    assert apart.distance == distance, "a sketch that overflows says nothing"
     apart.observe(mine, [near], 0.5)
     assert not apart.votes, "it learns again"
     apart.observe(mine, [near], math.nan)

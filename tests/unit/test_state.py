@@ -17,7 +17,7 @@ from collab_core.state.history import Standing, Tip, standing, winner
 from collab_core.state.layout import Layout
 from collab_core.state.replica import NO_PARENT, Replica
 from collab_core.state.tensors import tree_of
-from collab_core.tree import CHUNK_BYTES, BadTree, StateTree
+from collab_core.tree import CHUNK_BYTES, BadTree, StateTree, TensorEntry
 
 RUN = "ab" * 32
 
@@ -98,6 +98,16 @@ def test_a_tree_from_somebody_else_must_lead_to_the_root_asked_for() -> None:
     for length in (0, 1, 10, len(data) - 1):
         with pytest.raises(BadTree):
             StateTree.from_bytes(data[:length], tree.root)
+
+
+def test_a_chunk_cannot_have_two_sizes() -> None:
+    chunk = bytes(32)
+    whole = TensorEntry("a", "uint8", (CHUNK_BYTES,), (chunk,))
+    tree = StateTree((whole, TensorEntry("b", "uint8", (5,), (chunk,))))
+    with pytest.raises(BadTree, match="two sizes"):
+        StateTree.from_bytes(tree.to_bytes(), tree.root)
+    twice = StateTree((whole, TensorEntry("b", "uint8", (CHUNK_BYTES,), (chunk,))))
+    assert StateTree.from_bytes(twice.to_bytes(), twice.root) == twice
 
 
 def test_a_backup_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from collab_core.errors import Code, ConfigError, TaskError
 from collab_core.peer import Peer, PeerConfig
 from collab_core.state.history import Standing
 from collab_core.state.layout import floating_buffers
+from collab_core.swarm.record import told_loss
 from collab_trainer.batches import Batches, num_samples
 from collab_trainer.data_journal import DataJournal
 from collab_trainer.device import autocast
@@ -155,9 +155,7 @@ class Trainer(Peer):
             if self.holding.standing() is not Standing.CURRENT:
                 return None
             self._step()
-            self.swarm.publish(
-                epoch_samples=self._done.num_samples, samples_per_second=self._rate, loss=self._finite_loss()
-            )
+            self.swarm.publish(epoch_samples=self._done.num_samples, samples_per_second=self._rate, loss=self._loss())
         return self._collect()
 
     def _step(self) -> None:
@@ -239,9 +237,8 @@ class Trainer(Peer):
         per_epoch = max(1, steps // len(self.replica.fragments))
         return min(per_epoch * self._step_samples, self.settings.limits.max_samples_per_peer)
 
-    def _finite_loss(self) -> float | None:
-        loss = self._done.loss_sum / self._done.num_samples
-        return loss if math.isfinite(loss) else None
+    def _loss(self) -> float | None:
+        return told_loss(self._done.loss_sum / self._done.num_samples)
 
     @torch.no_grad()
     def _collect(self) -> Brought:
@@ -257,7 +254,7 @@ class Trainer(Peer):
             # whatever it remembers, and the model itself, may not be finite either
             self._work, self._works_since = work_of(self.settings, self.model, self.replica.layout), -1
             return Brought(None, 0)
-        self.holding.loss = self._done.loss_sum / num_samples
+        self.holding.loss = self._loss()
         # steps taken while a round failed come on top of a full load, and nobody may weigh more than the run allows
         return Brought(contribution, min(num_samples, self.settings.limits.max_samples_per_peer))
 

@@ -77,6 +77,8 @@ class Pipe(asyncio.BufferedProtocol):
         await self._over.wait()
 
     def close(self) -> None:
+        if self._transport.get_write_buffer_size():  # nobody reads it, so closing would wait for ever
+            self._transport.abort()
         self._writer.close()
 
     # --- called by the transport ---

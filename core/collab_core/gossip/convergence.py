@@ -56,8 +56,10 @@ class Convergence:
         self._is_alone = not others
         if others:
             distance2 = statistics.fmean(squared_distance(mine, other) for other in others)
-            self._distance2 = _smoothed(self._distance2, distance2)
-            self._length2 = _smoothed(self._length2, 2 * squared_length(mine))
+            length2 = 2 * squared_length(mine)
+            if math.isfinite(distance2) and math.isfinite(length2):  # sketches of strangers may be anything
+                self._distance2 = _smoothed(self._distance2, distance2)
+                self._length2 = _smoothed(self._length2, length2)
 
     @property
     def distance(self) -> float | None:

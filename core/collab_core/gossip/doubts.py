@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 COMMITTED, ABORTED = b"committed", b"aborted"
 ASK_AGAIN_S = 1.0
 GONE_S = 600.0  # how long a partner's record must be gone before nobody waits for its answer any more
+GIVE_UP_S = 3600.0  # and if it is there, but never answers
 MAX_DOUBTS = 4  # each holds two models in memory
 
 
@@ -44,9 +45,14 @@ class Doubts:
         self._swarm, self._question, self._commit, self._forget = swarm, question, commit, forget
         self._gone_s = gone_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._partners: dict[str, str] = {}
 
     def __contains__(self, exchange: str) -> bool:
         return exchange in self._tasks
+
+    def concern(self, partner: str) -> bool:
+        """Whether it is not yet known what became of an exchange with this peer."""
+        return partner in self._partners.values()
 
     @property
     def is_full(self) -> bool:
@@ -57,6 +63,7 @@ class Doubts:
         self._swarm.events.write(
             "exchange_in_doubt", exchange=change.exchange, peer_id=change.partner, name=name, epoch=change.epoch
         )
+        self._partners[change.exchange] = change.partner
         self._tasks[change.exchange] = asyncio.create_task(self._settle(change))
 
     async def settled(self) -> None:
@@ -68,7 +75,7 @@ class Doubts:
         try:
             outcome = await self._ask(change)
         finally:  # also if we leave before we know
-            del self._tasks[change.exchange]
+            del self._tasks[change.exchange], self._partners[change.exchange]
             if outcome == COMMITTED:
                 self._commit(change)
             self._tell(change, outcome)
@@ -77,6 +84,7 @@ class Doubts:
 
     async def _ask(self, change: Change) -> bytes:
         last_seen = time.monotonic()
+        latest = last_seen + GIVE_UP_S
         while True:
             try:
                 outcome = await self._question(change)
@@ -86,7 +94,7 @@ class Doubts:
                 logger.info("%s does not say what became of %s: %r", change.partner, change.exchange, error)
             if any(peer.peer_id == change.partner for peer in self._swarm.peers()):
                 last_seen = time.monotonic()
-            if time.monotonic() > last_seen + self._gone_s:
+            if time.monotonic() > min(last_seen + self._gone_s, latest):
                 return b""
             await asyncio.sleep(ASK_AGAIN_S)
 

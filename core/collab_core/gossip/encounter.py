@@ -18,6 +18,8 @@ import torch
 from collab_core.gossip.mean import Share, weighted_mean
 from collab_core.gossip.wire import Acceptance, BadFrame, Kind, Offer, Refusal, Wire, unpack
 
+MOST_TIMES_LARGER = 1e6  # than our own largest value: a model that was ever trained has none like that
+
 
 class Faults(Protocol):
     """Faults on purpose, for tests: told of every stage, and may end the process or raise."""
@@ -164,7 +166,13 @@ class Encounter:
 def _checked_mean(mine: Share, theirs: Share) -> torch.Tensor:
     if not bool(torch.isfinite(theirs.values).all()):
         raise BrokenRule("a model that is not finite")
+    if _largest(theirs) > MOST_TIMES_LARGER * max(1.0, _largest(mine)):
+        raise BrokenRule(f"a model with values as large as {_largest(theirs):.3g}")
     average = weighted_mean(mine, theirs)
     if not bool(torch.isfinite(average).all()):
         raise BrokenRule("a model whose values are too large to average with")
     return average
+
+
+def _largest(share: Share) -> float:
+    return float(share.values.abs().max()) if len(share.values) else 0.0

@@ -68,6 +68,8 @@ class Keeping:
         """
         self._session, self._layout, self._files = session, layout, files
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collab-keep")
+        self._next: Kept | None = None
+        self._lock = threading.Lock()
 
     def restore(self) -> Kept | None:
         """What the last backup holds; None if there is none. One that is damaged is put aside."""
@@ -85,8 +87,11 @@ class Keeping:
         return kept
 
     def back_up(self, kept: Kept) -> None:
-        """In the background."""
-        self._background.submit(self._back_up, kept)
+        """In the background. If the disk is slower than the run, only the newest one waits."""
+        with self._lock:
+            is_idle, self._next = self._next is None, kept
+        if is_idle:
+            self._background.submit(self._back_up)
 
     def archive(self, kept: Kept, within_s: float | None) -> None:
         """A version for `collab models`. One that is not written within its time is left where it is."""
@@ -98,7 +103,10 @@ class Keeping:
         """Wait for the backup that is under way."""
         self._background.shutdown(wait=True)
 
-    def _back_up(self, kept: Kept) -> None:
+    def _back_up(self) -> None:
+        with self._lock:
+            kept, self._next = self._next, None
+        assert kept is not None
         folder, run_id = self._session.folder, self._session.manifest.run_id
         try:
             snapshot = Snapshot(kept.epoch, kept.tensors(self._layout))

@@ -165,10 +165,11 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         self._at_hand = values
         try:
             if (current := self._current) is not None:  # somebody came before we asked: that is our meeting
-                await current.ended.wait()
+                with contextlib.suppress(asyncio.TimeoutError):  # a slow one does not keep us from our work
+                    await asyncio.wait_for(current.ended.wait(), self._terms.patience_s)
             if self._ledger.has_changes:
                 return Outcome.MET
-            if current is not None:
+            if current is not None or self._doubts.concern(partner):
                 return Outcome.BUSY
             if self._doubts.is_full:
                 return Outcome.FAILED

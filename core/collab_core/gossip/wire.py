@@ -28,11 +28,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from collab_core.averaging.pipe import Pipe
 from collab_core.gossip.journal import ID_BYTES
+from collab_core.swarm.record import MAX_EPOCH
 
 HEAD = struct.Struct(">BQ")
 PIECE_BYTES = 2**17  # what a socket takes at once
 MAX_MESSAGE_BYTES = 1024
-MAX_EPOCH = 2**53 - 1
+SAYING_S = 30.0  # a few bytes; whoever takes none for so long does not read
 
 
 class Kind(enum.IntEnum):
@@ -120,7 +121,7 @@ class Wire:
 
     async def say(self, kind: Kind, message: Message | None = None) -> None:
         data = b"" if message is None else message.pack()
-        await self._pipe.send(HEAD.pack(kind, len(data)) + data)
+        await asyncio.wait_for(self._pipe.send(HEAD.pack(kind, len(data)) + data), SAYING_S)
 
     async def send_vector(self, values: torch.Tensor, halfway: Callable[[], None] = lambda: None) -> None:
         data = values.contiguous().numpy().data.cast("B")

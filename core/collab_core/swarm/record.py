@@ -27,14 +27,24 @@ MAX_REASON_CHARS = 120
 
 Root = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 MAX_COUNT = 2**53 - 1
+MAX_EPOCH = 2**40  # no run gets there; a count that could grow no more would end whoever believed it
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+MAX_LOSS = 1e30  # means of larger ones overflow
+Loss = Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS)]
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+"""No control characters: all of it may end on somebody's terminal."""
 
 Mode = Literal["direct", "relay", "client"]
 """How others reach a peer: by itself, through an auxiliary, or not at all."""
 Stage = Literal["training", "ending", "done"]
 """Of a gossip run, for one of its trainers."""
 Phase = Literal["joining", "working", "averaging", "serving", "left"]
+
+
+def told_loss(loss: float) -> float | None:
+    """A loss as it can be published: None if it is none, or too large to mean anything."""
+    return loss if -MAX_LOSS <= loss <= MAX_LOSS else None
 
 
 class CheckpointNote(BaseModel):
@@ -44,7 +54,7 @@ class CheckpointNote(BaseModel):
 
     epoch: Count
     root: Root
-    revision: Annotated[str, Field(max_length=256)]
+    revision: Annotated[str, Field(max_length=256, pattern=PRINTABLE)]
 
 
 class Sentence(BaseModel):
@@ -55,7 +65,7 @@ class Sentence(BaseModel):
     peer_id: Annotated[str, Field(max_length=MAX_PEER_ID_CHARS)]
     until_epoch: Count
     """The first epoch whose round it may join again."""
-    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS, pattern=r"^[^\x00-\x1f\x7f]*$")]
+    reason: Annotated[str, Field(max_length=MAX_REASON_CHARS, pattern=PRINTABLE)]
 
     def to_bytes(self) -> bytes:
         return bytes(msgpack.packb(self.model_dump()))
@@ -76,7 +86,7 @@ class GossipNote(BaseModel):
 
     sketch: Annotated[bytes, Field(max_length=256)] = b""
     """Of what it brought to its last meeting (`collab_core.gossip.sketch`)."""
-    distance: Rate | None = None
+    distance: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """How far it saw itself from the others."""
     is_for_end: bool = False
     """Its vote: the models agree, and the loss falls no more."""
@@ -88,10 +98,11 @@ class PeerRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[^\x00-\x1f\x7f]+$")]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS, pattern=PRINTABLE)]
     role: Literal["trainer", "aux", "observer"]
     mode: Mode
-    version: Annotated[str, Field(max_length=32)]
+    version: Annotated[str, Field(pattern=r"^[0-9A-Za-z.+!_-]{1,32}$")]
+    """Shown to people in commands to type."""
     phase: Phase
     time: Rate
     """When this record was made, by the peer's clock."""
@@ -112,7 +123,7 @@ class PeerRecord(BaseModel):
     seconds: Count = 0
     """How long it was here for them."""
     samples_per_second: Rate = 0.0
-    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    loss: Loss | None = None
     addresses: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=8)] = []
     grant: Annotated[str, Field(max_length=128)] = ""
     """The organiser's signature, if this auxiliary is one of theirs."""

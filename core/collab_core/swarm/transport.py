@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 RELAY_TIMEOUT_S = 8.0
+MAX_MESSAGE_BYTES = 8 * 2**20
 
 
 class OpenCalls(dict[Any, Any]):
@@ -123,6 +125,7 @@ class Transport:
         P2P._UNIX_SOCKET_PREFIX = f"/unix{daemon.folder}/"
         self.p2p = await P2P.replicate(Multiaddr(daemon.control_address))
         self.p2p._client.control._pending_calls = OpenCalls()
+        P2P.receive_raw_data = staticmethod(_receive_raw_data)
         config = self._config
         should_ask = config.role != "observer" and not config.announce_maddrs
         presence = Presence(self.p2p, self._peer_id, mode, should_ask, config.stays_direct)
@@ -134,3 +137,11 @@ def _with_port(address: str, port: int) -> str:
     """`/ip4/0.0.0.0/tcp/0` listens on the wanted port; an address that names a port keeps it."""
     head, _, last = address.rpartition("/")
     return f"{head}/{port}" if last == "0" else address
+
+
+async def _receive_raw_data(reader: asyncio.StreamReader) -> bytes:
+    """hivemind 1.1.12 takes as many bytes as somebody says it will send, whatever that is."""
+    length = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), P2P.BYTEORDER)
+    if length > MAX_MESSAGE_BYTES:
+        raise ConnectionError(f"a message of {length} bytes")
+    return await reader.readexactly(length)

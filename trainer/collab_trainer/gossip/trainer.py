@@ -24,6 +24,7 @@ from collab_core.gossip import (
 )
 from collab_core.session import Session
 from collab_core.state.replica import Replica
+from collab_core.swarm.record import told_loss
 from collab_trainer.batches import Batches
 from collab_trainer.batches import num_samples as count_rows
 from collab_trainer.data_journal import DataJournal
@@ -346,7 +347,7 @@ class GossipTrainer:
     def _report(self, num_samples: int, loss: float, seconds: float) -> None:
         rate = self._step_samples / max(seconds, 1e-6)
         self._rate = rate if self._rate == 0 else (1 - RATE_SMOOTHING) * self._rate + RATE_SMOOTHING * rate
-        self.loss = loss if torch.isfinite(torch.tensor(loss)) else None
+        self.loss = told_loss(loss)
         self.swarm.publish(epoch_samples=num_samples, samples_per_second=self._rate, loss=self.loss)
 
     def _publish(self) -> None:

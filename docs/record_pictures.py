@@ -1,6 +1,8 @@
-"""Records what people see: real commands in real terminals (tmux), written as SVG pictures that move.
+"""Takes the pictures of the docs: real commands in real terminals (tmux), a real browser, one live run.
 
-python docs/record_terminal.py        writes docs/images/terminal-*.svg; takes two minutes, needs tmux
+python docs/record_pictures.py        writes docs/images/terminal-*.svg and dashboard-*.png; five minutes
+
+Needs tmux and Chromium, and `make venv`.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,11 +21,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 IMAGES = Path(__file__).parent / "images"
+LOOPBACK = "--host-maddrs /ip4/127.0.0.1/tcp/0"
+SERVER = f"collab-{os.getpid()}"
 FRAME_S = 0.5
 FRAME = """<g class="frame" style="animation-delay: {delay:.2f}s">{matrix}</g>"""
 MOVING = """
@@ -46,7 +53,7 @@ class Terminal:
     """A terminal of a given size in which one command runs."""
 
     def __init__(self, name: str, size: Size, command: str, folder: Path) -> None:
-        self.name, self.size = f"collab-{os.getpid()}-{name}", size
+        self.name, self.size = name, size
         run = f"cd {shlex.quote(str(folder))} && clear && exec {command}"
         geometry = ["-x", str(size.columns), "-y", str(size.rows)]
         self._tmux("new-session", "-d", "-s", self.name, *geometry, "bash", "-c", run)
@@ -55,7 +62,8 @@ class Terminal:
         self._tmux("resize-window", "-t", self.name, *geometry)
 
     def _tmux(self, *arguments: str) -> str:
-        return subprocess.run(["tmux", *arguments], check=True, capture_output=True, text=True).stdout
+        command = ["tmux", "-L", SERVER, *arguments]  # a server of its own has our environment
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def screen(self) -> str:
         """What it shows now, with its colours."""
@@ -65,6 +73,17 @@ class Terminal:
         deadline = time.monotonic() + timeout_s
         while text not in self._tmux("capture-pane", "-p", "-t", self.name):
             assert time.monotonic() < deadline, f"{self.name} never showed {text!r}:\n{self.screen()}"
+            time.sleep(0.1)
+
+    def find(self, pattern: str) -> str:
+        found = re.search(pattern, self._tmux("capture-pane", "-p", "-t", self.name))
+        assert found is not None, self.screen()
+        return found[0]
+
+    def wait_until_ended(self, timeout_s: float = 30) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self._tmux("display-message", "-p", "-t", self.name, "#{pane_dead}").strip() != "1":
+            assert time.monotonic() < deadline, f"{self.name} does not end"
             time.sleep(0.1)
 
     def interrupt(self) -> None:
@@ -136,47 +155,83 @@ def collect(opened: Terminal, seconds: float) -> list[str]:
     return screens
 
 
-def main() -> None:
-    collab = f"{Path(sys.executable).parent}/collab"
-    small, large = Size(80, 24), Size(160, 50)
-    loopback = "--host-maddrs /ip4/127.0.0.1/tcp/0"
-    pictures: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="collab-record-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
+class Stage:
+    """A folder with a run in it, and the terminals of those who take part."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self.collab = f"{Path(sys.executable).parent}/collab"
         os.environ.update(COLLAB_HOME=f"{folder}/home", OMP_NUM_THREADS="1")
+        subprocess.run([self.collab, "new", "my-run"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
-        def open_one(who: str, size: Size, command: str) -> Terminal:
-            return stack.enter_context(terminal(who, size, command, folder))
+    def open(self, name: str, size: Size, command: str) -> Terminal:
+        return self._stack.enter_context(terminal(name, size, f"{self.collab} {command}", self._folder))
 
-        subprocess.run([collab, "new", "my-run"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        aux = open_one("aux", small, f"{collab} aux my-run {loopback} --invite-file invite.txt")
-        aux.wait_for("Press Ctrl-C")
-        invite = (folder / "invite.txt").read_text().strip()
-        other = open_one("other", small, f"{collab} train {invite} {loopback} --name ben")
-        other.wait_for("epoch")
-        you = open_one("you", small, f"{collab} train {invite} {loopback} --name anna")
-        pictures["train-80x24"] = svg(collect(you, 24), small, "collab train collab1_…")
-        you.interrupt()
-        you.wait_for("Left")
-        for size in (small, large):
-            watch = open_one(f"watch-{size}", size, f"{collab} watch {invite}")
-            watch.wait_for("samples")
-            pictures[f"watch-{size}"] = svg(collect(watch, 1)[-1:], size, "collab watch collab1_…")
-            watch.interrupt()
-        you = open_one("you-large", large, f"{collab} train {invite} {loopback} --name anna")
-        you.wait_for("working")
-        pictures[f"train-{large}"] = svg(collect(you, 8)[-1:], large, "collab train collab1_…")
-        for opened in (you, other, aux):
-            opened.interrupt()
-        for opened in (you, other, aux):
-            opened.wait_for("Left")
-        for size in (small, large):
-            demo = open_one(f"demo-{size}", size, f"{collab} demo --epochs 15")
-            demo.wait_for("epoch")
-            moving = collect(demo, 30 if size is small else 14)
-            pictures[f"demo-{size}"] = svg(moving if size is small else moving[-1:], size, "collab demo")
-            demo.interrupt()
-            time.sleep(10)
+    def invite(self) -> str:
+        return (self._folder / "invite.txt").read_text().strip()
+
+
+def leave(*terminals: Terminal) -> None:
+    for opened in terminals:
+        opened.interrupt()
+    for opened in terminals:
+        opened.wait_for("Left")
+
+
+def record_run(stage: Stage, small: Size, large: Size) -> dict[str, str]:
+    """A run with an auxiliary and some trainers, as they see it, and as the dashboard shows it."""
+    pictures = {}
+    aux = stage.open("aux", large, f"aux my-run {LOOPBACK} --invite-file invite.txt --dashboard 127.0.0.1:0")
+    aux.wait_for("Press Ctrl-C")
+    train = f"train {stage.invite()} --name"
+    ben = stage.open("ben", small, f"{train} ben {LOOPBACK}")
+    ben.wait_for("working")
+    anna = stage.open("anna", small, f"{train} anna {LOOPBACK}")
+    pictures["train-80x24"] = svg(collect(anna, 24), small, "collab train collab1_…")
+    zoe = stage.open("zoe", large, f"{train} zoe --client-mode")
+    zoe.wait_for("working")
+    pictures[f"train-{large}"] = svg(collect(zoe, 12)[-1:], large, "collab train collab1_…")
+    for size in (small, large):
+        watch = stage.open(f"watch-{size}", size, f"watch {stage.invite()}")
+        watch.wait_for("samples, ")
+        pictures[f"watch-{size}"] = svg(collect(watch, 2)[-1:], size, "collab watch collab1_…")
+        watch.interrupt()
+    photograph_dashboard(aux.find(r"http://127\.0\.0\.1:\d+/?"))
+    leave(anna, ben, zoe)
+    leave(aux)
+    return pictures
+
+
+def photograph_dashboard(url: str) -> None:
+    """The page, wide and narrow, by day and by night, as it is now."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, width, height in (("", 1440, 1300), ("phone-", 375, 1600)):
+            for scheme in ("light", "dark"):
+                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+                page.goto(url)
+                page.wait_for_timeout(4000)  # it is live: some updates have come then
+                page.screenshot(path=IMAGES / f"dashboard-{name}{scheme}.png")
+        browser.close()
+
+
+def record_demo(stage: Stage, small: Size, large: Size) -> dict[str, str]:
+    pictures = {}
+    for size, seconds in ((large, 14), (small, 40)):
+        demo = stage.open(f"demo-{size}", size, "demo --epochs 20")
+        demo.wait_for("trainer")
+        screens = collect(demo, seconds)
+        pictures[f"demo-{size}"] = svg(screens if size is small else screens[-1:], size, "collab demo")
+        demo.interrupt()
+        demo.wait_until_ended()
+    return pictures
+
+
+def main() -> None:
+    small, large = Size(80, 24), Size(160, 50)
+    with tempfile.TemporaryDirectory(prefix="collab-record-") as name, contextlib.ExitStack() as stack:
+        stage = Stage(Path(name), stack)
+        pictures = record_run(stage, small, large) | record_demo(stage, small, large)
     for name, picture in pictures.items():
         (IMAGES / f"terminal-{name}.svg").write_text(picture)
         print(f"wrote terminal-{name}.svg, {len(picture) // 1024} KiB")
