@@ -7,8 +7,10 @@ asks for a name that only it has, and not before. For whoever uses hivemind besi
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -26,17 +28,38 @@ class LazyPackage(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         self.__class__ = ModuleType  # type: ignore[assignment]
         assert self.__spec__ is not None
-        assert self.__spec__.loader is not None
-        self.__spec__.loader.exec_module(self)
+        assert isinstance(self.__spec__.loader, PutOff)
+        self.__spec__.loader = self.__loader__ = self.__spec__.loader.loader
+        self.__loader__.exec_module(self)
         return getattr(self, name)
+
+
+class PutOff(Loader):
+    """Leaves it to the package when to run."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return LazyPackage(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Later."""
+
+
+class Finder(MetaPathFinder):
+    """Finds hivemind where everyone finds it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname == NAME else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = PutOff(spec.loader)
+        return spec
 
 
 def put_off() -> None:
     """From now on hivemind is loaded piece by piece, unless it is there already."""
-    if NAME in sys.modules or (spec := importlib.util.find_spec(NAME)) is None:
-        return
-    package = LazyPackage(NAME)
-    package.__spec__, package.__loader__, package.__file__ = spec, spec.loader, spec.origin
-    package.__path__ = list(spec.submodule_search_locations or ())
-    package.__package__ = NAME
-    sys.modules[NAME] = package
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder())
