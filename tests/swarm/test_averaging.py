@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import struct
 from collections.abc import AsyncIterator, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.losses.table import Table
+from hivemind.proto import averaging_pb2
 
 from collab_core.averaging import averager as averager_module
 from collab_core.averaging.reduction import Reduction
@@ -220,6 +222,22 @@ def test_a_norm_that_is_none_is_refused_when_it_asks_to_join(toys: ToySwarm) -> 
     assert same_bits([outcome.average for outcome in outcomes[:2]])
     assert outcomes[2].average is None
     assert any("is not the norm of a contribution" in refusal for refusal in aux.refusals())
+
+
+def test_whoever_asked_closes_the_stream_of_the_answer(toys: ToySwarm) -> None:
+    leader, asking = toys.add(), toys.add()
+    toys.meet()
+
+    async def ask() -> tuple[int, bool]:
+        stub = asking.averager._stub_of(leader.swarm.peer_id)
+        stream = await stub.rpc_join_group(averaging_pb2.JoinRequest(gather=b"junk"))
+        message = await anext(stream)
+        _, still_open = await asyncio.wait({asyncio.ensure_future(anext(stream))}, timeout=1)
+        return message.code, bool(still_open)
+
+    code, is_open = asking.swarm.reactor.run(ask(), timeout_s=10)
+    assert code == averaging_pb2.PROTOCOL_VIOLATION
+    assert is_open, "whoever sends last and closes first may lose what it sent"
 
 
 def test_who_lied_is_turned_away_in_words_and_comes_back_when_its_time_is_over(toys: ToySwarm) -> None:

@@ -28,6 +28,7 @@ from collab_core.averaging.toolbox import Toolbox
 from collab_core.averaging.wire import BadFrame, Frame, Kind, PartStream, serve_streams
 from collab_core.run.settings import RunSettings
 from collab_core.swarm import Peer, Swarm
+from collab_core.swarm.streams import until_closed
 
 LEAVING_GRACE_S = 4.0  # Ctrl-C in the middle of a round: finish it if that is quick
 STOP_POLL_S = 0.25
@@ -354,6 +355,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         """Another peer asks us to lead its round."""
         async for message in self._matchmaking.serve_join(request, context.remote_id.to_base58()):
             yield message
+        await until_closed()
 
     async def _serve_parts(self, stream: PartStream, remote: str) -> None:
         """A member of our group sends its parts and waits for the averages."""

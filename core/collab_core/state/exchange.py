@@ -37,6 +37,7 @@ from collab_core.state.pool import ChunkPool
 from collab_core.state.replica import MAX_HISTORY
 from collab_core.state.snapshot import Snapshot
 from collab_core.state.throttle import Busy, Throttle
+from collab_core.swarm.streams import until_closed
 from collab_core.swarm.swarm import Swarm
 from collab_core.tree import CHUNK_BYTES, BadTree, StateTree, is_root
 
@@ -132,22 +133,25 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         return BytesValue(value=self._manifest)
 
     async def rpc_asset(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
-        """A file of the run, by its hash; an empty message if we do not have it."""
+        """A file of the run, by its hash; nothing if we do not have it. An empty message is the end."""
         data = self._assets.get(request.value, b"")
-        for start in range(0, max(len(data), 1), CHUNK_BYTES):
-            yield BytesValue(value=data[start : start + CHUNK_BYTES])
-
-    async def rpc_tree(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
-        """History and tree of a state we hold, by root; nothing if we do not hold it."""
-        snapshot = next((one for one in self._snapshots if one.root.encode() == request.value), None)
-        if snapshot is None:
-            return
-        self._asked_for[snapshot.root] = time.monotonic()
-        history = [[epoch, root] for epoch, root in sorted(self._history.items()) if epoch < snapshot.epoch]
-        yield BytesValue(value=msgpack.packb(history))
-        data = snapshot.tree.to_bytes()
         for start in range(0, len(data), CHUNK_BYTES):
             yield BytesValue(value=data[start : start + CHUNK_BYTES])
+        yield BytesValue()
+        await until_closed()
+
+    async def rpc_tree(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
+        """History and tree of a state we hold, by root; nothing if we do not hold it. An empty message is the end."""
+        snapshot = next((one for one in self._snapshots if one.root.encode() == request.value), None)
+        if snapshot is not None:
+            self._asked_for[snapshot.root] = time.monotonic()
+            history = [[epoch, root] for epoch, root in sorted(self._history.items()) if epoch < snapshot.epoch]
+            yield BytesValue(value=msgpack.packb(history))
+            data = snapshot.tree.to_bytes()
+            for start in range(0, len(data), CHUNK_BYTES):
+                yield BytesValue(value=data[start : start + CHUNK_BYTES])
+        yield BytesValue()
+        await until_closed()
 
     async def rpc_chunks(self, request: BytesValue, context: P2PContext) -> BytesValue:
         """The chunks asked for, one after the other; nothing if we lack one, or if it is too much.
@@ -234,12 +238,10 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         data = bytearray()
         async for piece in self._stream(donor, "rpc_asset", asset.hash.encode(), asset.size):
             data += piece
-            if not piece and asset.size:
-                raise DonorFailed("does not have the run's files")
             if len(data) > asset.size:
                 raise DonorFailed("sent a file that is too large")
-        if len(data) < asset.size:  # hivemind 1.1.12 ends the stream of a broken connection as if it were complete
-            raise ConnectionResetError
+        if asset.size and not data:
+            raise DonorFailed("does not have the run's files")
         if Asset.of(bytes(data)) != asset:
             raise DonorFailed("sent a file that does not match its hash")
         return bytes(data)
@@ -373,20 +375,23 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         return tree, _read_history(pieces[0])
 
     async def _stream(self, donor: str, method: str, request: bytes, num_bytes: int) -> AsyncIterator[bytes]:
-        """A donor's answer, which may neither fall silent nor trickle."""
+        """A donor's answer, which may neither fall silent nor trickle nor break off."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + MESSAGE_TIMEOUT_S + num_bytes / MIN_BYTES_PER_SECOND
         call = getattr(self._stub_of(donor), method)(BytesValue(value=request))
         stream = await asyncio.wait_for(call, MESSAGE_TIMEOUT_S)
-        while True:
-            remaining_s = min(MESSAGE_TIMEOUT_S, deadline - loop.time())
-            if remaining_s <= 0:
-                raise DonorFailed("is too slow")
-            try:
-                message = await asyncio.wait_for(anext(stream), remaining_s)
-            except StopAsyncIteration:
-                return
-            yield bytes(message.value)
+        async with contextlib.aclosing(stream):
+            while True:
+                remaining_s = min(MESSAGE_TIMEOUT_S, deadline - loop.time())
+                if remaining_s <= 0:
+                    raise DonorFailed("is too slow")
+                try:
+                    message = await asyncio.wait_for(anext(stream), remaining_s)
+                except StopAsyncIteration:  # hivemind 1.1.12 says nothing of a connection that broke
+                    raise ConnectionResetError from None
+                if not message.value:
+                    return
+                yield bytes(message.value)
 
 
 def _read_history(data: bytes) -> dict[int, str]:
