@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,13 @@ def test_a_full_disk_is_told_once_and_training_goes_on(tmp_path: Path, events: E
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_data_without_a_single_sample_ends_in_words(tmp_path: Path, events: EventLog, num_workers: int) -> None:
-    with pytest.raises(TaskError) as caught:
-        next(start(tmp_path, events, task=Empty(), num_workers=num_workers))
+    batches = start(tmp_path, events, task=Empty(), num_workers=num_workers)
+    with closing(batches), pytest.raises(TaskError) as caught:
+        next(batches)
     assert caught.value.code is Code.NO_DATA
 
 
 def test_a_workers_error_is_raised_where_the_batch_is_wanted(tmp_path: Path, events: EventLog) -> None:
-    with pytest.raises(ZeroDivisionError, match="own fault"):
-        next(start(tmp_path, events, task=Broken(), num_workers=2))
+    batches = start(tmp_path, events, task=Broken(), num_workers=2)
+    with closing(batches), pytest.raises(ZeroDivisionError, match="own fault"):
+        next(batches)

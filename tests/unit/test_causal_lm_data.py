@@ -119,9 +119,7 @@ def test_workers_share_one_stream_and_restarts_go_on_from_it(made: CausalLM, tmp
         for _ in range(5):
             next(batches)
         batches.close()
-        for thread in threading.enumerate():
-            if thread.name.startswith("collab-data"):
-                thread.join(30)
+        assert not any(worker.is_alive() for worker in batches._workers)
     assert len(taken) > 100
     assert len(taken) == len(set(taken)), "a document was used twice"
 

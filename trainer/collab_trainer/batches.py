@@ -17,6 +17,7 @@ from collab_trainer.task import Batch, Task
 
 MAX_EMPTY_BLOCKS = 1000  # in a row; then the data has nothing for us
 POLL_S = 0.2
+CLOSING_S = 1.0
 
 
 class Batches:
@@ -31,8 +32,12 @@ class Batches:
         self._queue: queue.Queue[Batch | Exception] | None = None
         if num_workers:
             self._queue = queue.Queue(maxsize=num_workers)
-        for worker in range(num_workers):
-            threading.Thread(target=self._work, name=f"collab-data-{worker}", daemon=True).start()
+        self._workers = [
+            threading.Thread(target=self._work, name=f"collab-data-{worker}", daemon=True)
+            for worker in range(num_workers)
+        ]
+        for worker in self._workers:
+            worker.start()
 
     def __next__(self) -> Batch:
         self._fill(self.batch_size)
@@ -59,7 +64,10 @@ class Batches:
             self._rows = {name: torch.cat([self._rows[name], more[name]]) for name in more} if num_rows else more
 
     def close(self) -> None:
+        """End the workers; one that waits for its source for long is not waited for."""
         self._stop.set()
+        for worker in self._workers:
+            worker.join(CLOSING_S)
 
     def _next_samples(self) -> Batch:
         if self._queue is None:
