@@ -39,7 +39,7 @@ browser-tools:  ## what the tests of the dashboard's page need; without root tho
 	fi
 
 test: venv lint lab-tools browser-tools
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
 
 docs: venv
 	$(BIN)/mkdocs build --strict

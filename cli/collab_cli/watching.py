@@ -27,6 +27,7 @@ def watch_as_auxiliary(session: Session, task: Task | None, archive: Path | None
         invite=lambda: session.invite().encode(),
         peers=swarm.peers,
         own=lambda: Peer(swarm.peer_id, swarm.record, math.inf),
+        name_of=swarm.name_of,
         facts=_facts(session, task),
         archive=None if archive is None else _own_archive(archive),
     )

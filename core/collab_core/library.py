@@ -19,7 +19,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from collab_core.archive import Archive, Prefer, Version
-from collab_core.archive.archive import EPOCH
+from collab_core.archive.catalogue import EPOCH
 from collab_core.archive.encoding import Kind
 from collab_core.archive.mending import complete
 from collab_core.archive.packs import NewItem, read_item

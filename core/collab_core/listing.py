@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collab_core.archive import Archive
-from collab_core.archive.archive import EPOCH
+from collab_core.archive.catalogue import EPOCH
 from collab_core.tree import is_root
 
 MAX_LISTED = 10_000

@@ -75,6 +75,7 @@ class RunWatch:
         invite: for those who want to join.
         peers: everyone whose record is known now.
         own: our own record, if we take part.
+        name_of: what a peer is called in our log, if we take part.
         facts: what the task knows.
         archive: what is kept of the run; asked in a thread of its own, now and then.
     """
@@ -83,6 +84,7 @@ class RunWatch:
     invite: Callable[[], str]
     peers: Callable[[], Iterable[Peer]]
     own: Callable[[], Peer] | None = None
+    name_of: Callable[[str], str] | None = None
     facts: TaskFacts = field(default_factory=TaskFacts)
     archive: Callable[[], ArchiveView | None] | None = None
     archived: ArchiveView | None = None
@@ -212,6 +214,9 @@ class RunWatch:
     def _name(self, peer_id: str) -> str:
         return self._seen[peer_id].peer.record.name if peer_id in self._seen else peer_id[-8:]
 
+    def _label(self, peer: Peer) -> str:
+        return peer.record.name if self.name_of is None else self.name_of(peer.peer_id)
+
     def _samples_so_far(self, seen: Overview) -> int:
         return seen.samples or sum(peer.record.samples for peer in seen.trainers)
 
@@ -287,7 +292,7 @@ class RunWatch:
 
     def _leaderboard(self) -> Leaderboard:
         trainers = [one for one in self._seen.values() if one.peer.record.role == "trainer"]
-        here = {one.peer.record.name for one in trainers if not one.is_gone}
+        here = {self._label(one.peer) for one in trainers if not one.is_gone}
         if self.own is not None and self._counted:
             rows = [Contributor(name=name, samples=n, is_here=name in here) for name, n in self._counted.items() if n]
         else:

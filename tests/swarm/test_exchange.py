@@ -18,6 +18,7 @@ from collab_core.run import Asset
 from collab_core.state import exchange as exchange_module
 from collab_core.state import throttle
 from collab_core.state.exchange import Fetched, Sources
+from collab_core.state.giving import BUSY
 from collab_core.state.snapshot import Snapshot
 from swarm.in_process import ToySwarm
 
@@ -161,12 +162,12 @@ def test_a_donor_gives_no_more_than_it_wants_to_and_is_not_blamed_for_it(
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(join, [exchange_module.Exchange(joiner.swarm) for joiner in joiners]))
     seconds = time.monotonic() - start
-    assert exchange_module.BUSY in answers
+    assert BUSY in answers
     for fetched, bad in results:
         assert fetched is not None
         assert not bad
         assert torch.equal(fetched.tensors["a"], wanted.tensors["a"])
-    given = sum(len(answer) for answer in answers if answer != exchange_module.BUSY)
+    given = sum(len(answer) for answer in answers if answer != BUSY)
     assert 0.8 * MAX_UPLOAD < given / seconds < 1.05 * MAX_UPLOAD
 
 

@@ -14,6 +14,7 @@ from hivemind.utils.serializer import MSGPackSerializer
 from collab_core.errors import StateError
 from collab_core.swarm import Identity, PeerRecord, friendly_name
 from collab_core.swarm.addresses import best_first, host_and_port, peer_of
+from collab_core.swarm.names import MAX_LABELS, Labels
 from collab_core.swarm.record import MAX_LIFETIME_S, RecordValidator, records_key, seal, unseal
 
 RUN = bytes(range(32))
@@ -109,6 +110,19 @@ def test_names_follow_from_the_peer_id(identity: Identity) -> None:
     names = {friendly_name(f"peer-{number}") for number in range(500)}
     assert len(names) > 450
     assert all(name.count("-") == 1 and name.islower() for name in names)
+
+
+def test_a_peer_keeps_its_label_and_two_of_one_name_are_told_apart() -> None:
+    labels = Labels()
+    for _ in range(2):
+        assert labels.of("peer-aaaa", "anna") == "anna"
+        assert labels.of("peer-bbbb", "anna") == "anna-bbbb"
+        assert labels.of("peer-aaaa", None) == "anna", "also after it left"
+    assert labels.of("peer-aaaa", "berta") == "berta", "it came back with another name"
+    assert labels.of("peer-cccc", None) == friendly_name("peer-cccc")
+    for number in range(3 * MAX_LABELS):
+        labels.of(f"peer-{number}", "carl")
+    assert len(labels._given) == MAX_LABELS
 
 
 def test_addresses_are_sorted_for_strangers() -> None:

@@ -20,8 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from blake3 import blake3
-
+from collab_core.archive.catalogue import Catalogue
 from collab_core.archive.costs import Prefer
 from collab_core.archive.encoding import BadEncoding, Kind, encode
 from collab_core.archive.index import Place
@@ -32,11 +31,8 @@ from collab_core.archive.store import Damaged, Held, Store, whole
 from collab_core.archive.sweeping import choose, drop_superseded, sweep
 from collab_core.archive.version import BadVersion, Provenance, Version
 from collab_core.errors import ArchiveError, Code
-from collab_core.files import replace_file
 from collab_core.identity import Identity
-from collab_core.tree import RawTensor, StateTree, TensorEntry, is_root
-
-EPOCH = "epoch:"  # how a step of a run is named
+from collab_core.tree import RawTensor, StateTree, TensorEntry
 
 
 class Archive:
@@ -50,9 +46,8 @@ class Archive:
 
     def __init__(self, folder: Path, identity: Identity | None = None, prefer: Prefer = Prefer.BALANCED) -> None:
         self.folder, self._prefer = folder, prefer
-        self._versions_folder = folder / "versions"
         try:
-            self._versions_folder.mkdir(parents=True, exist_ok=True)
+            self._catalogue = Catalogue(folder)
             self._identity = identity or Identity.load_or_create(folder / "identity.key")
             self.store = Store(folder)
         except OSError as error:
@@ -61,25 +56,12 @@ class Archive:
                 f"The archive {folder} cannot be opened: {error.strerror or error}.",
                 fix="Give a folder you may write to, on a disk that has room.",
             ) from error
-        self._known: dict[str, Version] = {}
 
     # --- what is there ---
 
     def versions(self) -> list[Version]:
         """All versions that are sound, oldest first."""
-        present = {path.stem for path in self._versions_folder.glob("*.json")}
-        for root in self._known.keys() - present:
-            del self._known[root]
-        for root in present - self._known.keys():
-            with contextlib.suppress(BadVersion, OSError):
-                self._known[root] = self._load(root)
-        return sorted(self._known.values(), key=_age)
-
-    def _load(self, root: str) -> Version:
-        return Version.from_bytes(self._path(root).read_bytes(), root)
-
-    def _path(self, root: str) -> Path:
-        return self._versions_folder / f"{root}.json"
+        return self._catalogue.versions()
 
     def find(self, reference: str) -> Version:
         """The version of a tag, `latest`, `epoch:12`, or the beginning of a root.
@@ -87,41 +69,28 @@ class Archive:
         Raises:
             ArchiveError: NO_VERSION, there is none or more than one.
         """
-        versions = self.versions()
-        if root := self.tags().get(reference):
-            found = [version for version in versions if version.root == root]
-        elif reference == "latest":
-            found = [version for version in versions if not version.is_variant][-1:] or versions[-1:]
-        elif reference.startswith(EPOCH):
-            steps = [version for version in versions if not version.is_variant]
-            found = [version for version in steps if str(version.epoch) == reference.removeprefix(EPOCH)]
-        else:
-            found = [version for version in versions if len(reference) >= 4 and version.root.startswith(reference)]
-        if len(found) == 1:
-            return found[0]
-        what = f"{len(found)} versions match" if found else "There is no version"
-        raise ArchiveError(
-            Code.NO_VERSION,
-            f"{what} {reference!r} in {self.folder}.",
-            fix="`collab models log` lists them. A version is named by a tag, `latest`, `epoch:12` or its root.",
-        )
+        return self._catalogue.find(reference)
 
     def tags(self) -> dict[str, str]:
         """Name → root."""
-        try:
-            body = json.loads((self.folder / "tags.json").read_bytes())
-            if body["digest"] == _digest_of_tags(body["tags"]):
-                return {name: root for name, root in body["tags"].items() if is_root(root)}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return {}
-        return {}
+        return self._catalogue.tags()
 
     def tag(self, name: str, version: Version) -> None:
         """Give a version a name; of two versions with one name, the last one has it."""
         with self.writing():
-            tags = self.tags() | {name: version.root}
-            body = {"tags": tags, "digest": _digest_of_tags(tags)}
-            replace_file(self.folder / "tags.json", json.dumps(body, sort_keys=True).encode())
+            self._catalogue.tag(name, version)
+
+    def version_bytes(self, root: str) -> bytes:
+        """A version's file as it was signed."""
+        return self._catalogue.signed(root)
+
+    def signer(self, root: str) -> str:
+        """Who signed a version."""
+        return str(json.loads(self.version_bytes(root))["signer"])
+
+    def is_ours(self, version: Version) -> bool:
+        """Whether this archive signed it, so that somebody here made it."""
+        return self.signer(version.root) == self._identity.peer_id
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -185,8 +154,7 @@ class Archive:
                 if tensor not in new and not (self._is_whole(tensor) or (is_variant and self.store.has(tensor))):
                     new[tensor] = self._new_item(entry, tensors[entry.name], base)
             self.store.write(new.values())
-            replace_file(self._path(version.root), version.to_bytes(self._identity))
-            self._known[version.root] = version
+            self._catalogue.add(version, version.to_bytes(self._identity))
             self._age_steps(self.versions())
         return version
 
@@ -220,8 +188,7 @@ class Archive:
                     self.store.drop(pack)
                 raise _not_what_it_says(root, error.why if isinstance(error, Damaged) else str(error)) from error
             if known is None:
-                replace_file(self._path(root), data)
-                self._known[root] = version
+                self._catalogue.add(version, data)
             self._write_whole([e for e in version.all_entries() if self._is_far(e.digest())])
             self._age_steps(self.versions())
             self.drop_unreadable()
@@ -240,20 +207,7 @@ class Archive:
         if version.level != level:
             with self.writing():
                 better = replace(version, level=level)
-                replace_file(self._path(version.root), better.to_bytes(self._identity))
-                self._known[version.root] = better
-
-    def signer(self, root: str) -> str:
-        """Who signed a version."""
-        return str(json.loads(self.version_bytes(root))["signer"])
-
-    def is_ours(self, version: Version) -> bool:
-        """Whether this archive signed it, so that somebody here made it."""
-        return self.signer(version.root) == self._identity.peer_id
-
-    def version_bytes(self, root: str) -> bytes:
-        """A version's file as it was signed."""
-        return self._path(root).read_bytes()
+                self._catalogue.add(better, better.to_bytes(self._identity))
 
     def _is_far(self, tensor: bytes) -> bool:
         return steps_to(self.store, tensor, self._prefer.max_steps) > self._prefer.max_steps
@@ -385,8 +339,7 @@ class Archive:
                 if version.root not in bases
             ]
             for version in dropped:
-                self._path(version.root).unlink(missing_ok=True)
-                self._known.pop(version.root, None)
+                self._catalogue.drop(version)
             versions = self.versions()
             self._sweep(versions)  # on a full disk this comes first, and may be all there is room for
             with contextlib.suppress(OSError):
@@ -421,10 +374,6 @@ def _not_what_it_says(root: str, why: str) -> ArchiveError:
     )
 
 
-def _age(version: Version) -> tuple[float, float]:
-    return (-1 if version.epoch is None else version.epoch, version.created)
-
-
 def _lines(versions: Sequence[Version]) -> list[list[Version]]:
     """The steps of every run, oldest first."""
     lines: dict[str | None, list[Version]] = {}
@@ -432,7 +381,3 @@ def _lines(versions: Sequence[Version]) -> list[list[Version]]:
         if not version.is_variant:
             lines.setdefault(version.provenance.run_id, []).append(version)
     return list(lines.values())
-
-
-def _digest_of_tags(tags: Mapping[str, str]) -> str:
-    return blake3(json.dumps(tags, sort_keys=True).encode()).hexdigest()

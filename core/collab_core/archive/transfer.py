@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from collab_core.archive.archive import EPOCH, Archive
+from collab_core.archive.archive import Archive
+from collab_core.archive.catalogue import EPOCH
 from collab_core.archive.encoding import Kind, encode
 from collab_core.archive.mending import complete
 from collab_core.archive.packs import BadPack, NewItem, read_item

@@ -1,4 +1,4 @@
-"""Serving and fetching: the manifest, the run's files, the tree of a state, and chunks by their hash."""
+"""Giving and getting: the manifest, the run's files, the tree of a state, and chunks by their hash."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
@@ -16,7 +15,7 @@ import msgpack
 import torch
 from blake3 import blake3
 from google.protobuf.wrappers_pb2 import BytesValue
-from hivemind.p2p import P2PContext, PeerID, ServicerBase
+from hivemind.p2p import PeerID
 
 from collab_core.errors import CollabError
 from collab_core.run.assets import Asset
@@ -31,27 +30,19 @@ from collab_core.state.download import (
     Download,
     Progress,
     pack_request,
-    unpack_request,
 )
+from collab_core.state.giving import ALL, BUSY, Giving, unpack_bits
 from collab_core.state.pool import ChunkPool
 from collab_core.state.replica import MAX_HISTORY
 from collab_core.state.snapshot import Snapshot
-from collab_core.state.throttle import Busy, Throttle
-from collab_core.swarm.streams import until_closed
 from collab_core.swarm.swarm import Swarm
 from collab_core.tree import CHUNK_BYTES, BadTree, StateTree, is_root
 
 NAMESPACE = "collab"  # not the run's hash: a joiner asks for the manifest before it knows it
-NUM_SNAPSHOTS = 2  # a newcomer may still be fetching the last epoch's state when the next one is there
-MAX_SNAPSHOTS = 4  # and if it is slow, the state it asked for is kept a little longer
-PIN_S = 60.0
 MAX_HISTORY_BYTES = 2**20
 STOP_POLL_S = 0.2
 ASK_AROUND_S = 2.0  # how often we ask who has something by now
 ASSET_ATTEMPTS, ASSET_PAUSE_S = 3, 0.5  # of a donor whose connection broke
-MAX_ANSWER_BYTES = 2 * CHUNK_BYTES
-ALL = b"all"
-BUSY = b"busy"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,23 +73,14 @@ class Fetched:
     donors: tuple[str, ...]
 
 
-class Exchange(ServicerBase):  # type: ignore[misc]
+class Exchange(Giving):
     """Gives what this peer has to whoever asks, and gets what it lacks."""
 
     def __init__(self, swarm: Swarm) -> None:
+        super().__init__()
         self._swarm = swarm
-        self._snapshots: tuple[Snapshot, ...] = ()
-        """Newest last; replaced, never changed, as two threads look at it."""
-        self._asked_for: dict[str, float] = {}
-        self._history: Mapping[int, str] = {}
-        self._manifest = b""
-        self._assets: Mapping[bytes, bytes] = {}
-        self._fetching: tuple[str, Assembly] | None = None
-        """Root, and what we have of it: newcomers who come together help each other."""
         self._reaching: dict[str, asyncio.Task[None]] = {}
         """Donors of this download that we connect to, or are connected to."""
-        self.throttle = Throttle()
-        """What we give away of the state per second."""
         swarm.reactor.run(self._listen(), timeout_s=10)
 
     async def _listen(self) -> None:
@@ -107,89 +89,6 @@ class Exchange(ServicerBase):  # type: ignore[misc]
 
     def _stub_of(self, peer_id: str) -> Any:
         return type(self).get_stub(self._swarm.p2p, PeerID.from_base58(peer_id), namespace=NAMESPACE)
-
-    # --- giving ---
-
-    def serve_manifest(self, manifest: SignedManifest) -> None:
-        self._manifest = manifest.to_bytes()
-
-    def serve_assets(self, files: Mapping[str, bytes]) -> None:
-        """From now on, others can fetch these files from us, by their hash."""
-        self._assets = {Asset.of(data).hash.encode(): data for data in files.values()}
-
-    def serve_state(self, snapshot: Snapshot, history: Mapping[int, str]) -> None:
-        """From now on, others can fetch this state from us."""
-        now = time.monotonic()
-        older = [one for one in self._snapshots if one.root != snapshot.root]
-        recent = older[-(NUM_SNAPSHOTS - 1) :]
-        pinned = [one for one in older if now - self._asked_for.get(one.root, -PIN_S) < PIN_S and one not in recent]
-        self._snapshots = (*pinned[-(MAX_SNAPSHOTS - NUM_SNAPSHOTS) :], *recent, snapshot)
-        asked_for = dict(self._asked_for)  # the reactor's thread adds to it
-        self._asked_for = {root: asked for root, asked in asked_for.items() if now - asked < PIN_S}
-        self._history = dict(history)
-
-    async def rpc_manifest(self, request: BytesValue, context: P2PContext) -> BytesValue:
-        """The run's signed manifest."""
-        return BytesValue(value=self._manifest)
-
-    async def rpc_asset(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
-        """A file of the run, by its hash; nothing if we do not have it. An empty message is the end."""
-        data = self._assets.get(request.value, b"")
-        for start in range(0, len(data), CHUNK_BYTES):
-            yield BytesValue(value=data[start : start + CHUNK_BYTES])
-        yield BytesValue()
-        await until_closed()
-
-    async def rpc_tree(self, request: BytesValue, context: P2PContext) -> AsyncIterator[BytesValue]:
-        """History and tree of a state we hold, by root; nothing if we do not hold it. An empty message is the end."""
-        snapshot = next((one for one in self._snapshots if one.root.encode() == request.value), None)
-        if snapshot is not None:
-            self._asked_for[snapshot.root] = time.monotonic()
-            history = [[epoch, root] for epoch, root in sorted(self._history.items()) if epoch < snapshot.epoch]
-            yield BytesValue(value=msgpack.packb(history))
-            data = snapshot.tree.to_bytes()
-            for start in range(0, len(data), CHUNK_BYTES):
-                yield BytesValue(value=data[start : start + CHUNK_BYTES])
-        yield BytesValue()
-        await until_closed()
-
-    async def rpc_chunks(self, request: BytesValue, context: P2PContext) -> BytesValue:
-        """The chunks asked for, one after the other; nothing if we lack one, or if it is too much.
-
-        If others are before you and it would take long, the answer is BUSY.
-        """
-        digests = unpack_request(request.value)
-        size = 0
-        for digest in digests:
-            chunk = self._chunk(digest)
-            size += 0 if chunk is None else len(chunk)
-            if chunk is None or size > MAX_ANSWER_BYTES:
-                return BytesValue()
-            del chunk
-        try:
-            await self.throttle.pass_through(size)  # nothing is held meanwhile: the state may well move on
-        except Busy:
-            return BytesValue(value=BUSY)
-        found = [chunk for digest in digests if (chunk := self._chunk(digest)) is not None]
-        return BytesValue(value=b"".join(found) if len(found) == len(digests) else b"")
-
-    def _chunk(self, digest: bytes) -> bytes | memoryview | None:
-        for snapshot in self._snapshots:
-            if (chunk := snapshot.chunk(digest)) is not None:
-                self._asked_for[snapshot.root] = time.monotonic()
-                return chunk
-        return self._fetching[1].get(digest) if self._fetching is not None else None
-
-    async def rpc_have(self, request: BytesValue, context: P2PContext) -> BytesValue:
-        """Which chunks of a state we have: all, or a bit for each while we fetch it ourselves; nothing if none."""
-        if any(one.root.encode() == request.value for one in self._snapshots):
-            return BytesValue(value=ALL)
-        if self._fetching is None or self._fetching[0].encode() != request.value:
-            return BytesValue()
-        state = self._fetching[1]
-        return BytesValue(value=_bits(sorted(state.sizes), state.sizes.keys() - state.missing))
-
-    # --- getting ---
 
     def fetch_manifest(self, peer_ids: Sequence[str]) -> list[SignedManifest]:
         """What each of these peers offers as the run's manifest; the caller checks which one is right."""
@@ -334,7 +233,7 @@ class Exchange(ServicerBase):  # type: ignore[misc]
         reply = await self._stub_of(donor).rpc_have(BytesValue(value=root.encode()), timeout=MESSAGE_TIMEOUT_S)
         if reply.value == ALL:
             return None
-        return _digests(sorted(self._fetching[1].sizes) if self._fetching is not None else [], reply.value)
+        return unpack_bits(sorted(self._fetching[1].sizes) if self._fetching is not None else [], reply.value)
 
     async def _fetch_any_tree(
         self, donors: Sequence[str], root: str, own: Snapshot, set_aside: Callable[[str, str], None]
@@ -402,13 +301,3 @@ def _read_history(data: bytes) -> dict[int, str]:
     except (ValueError, TypeError, msgpack.UnpackException):
         return {}
     return dict(sorted(history.items())[-MAX_HISTORY:])
-
-
-def _bits(order: Sequence[bytes], has: Collection[bytes]) -> bytes:
-    number = sum(1 << position for position, digest in enumerate(order) if digest in has)
-    return number.to_bytes((len(order) + 7) // 8, "little")
-
-
-def _digests(order: Sequence[bytes], bits: bytes) -> set[bytes]:
-    number = int.from_bytes(bits[: (len(order) + 7) // 8], "little")
-    return {digest for position, digest in enumerate(order) if number >> position & 1}

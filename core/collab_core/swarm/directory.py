@@ -18,7 +18,7 @@ from typing import Any
 from hivemind.utils.timed_storage import get_dht_time
 
 from collab_core.identity import Identity
-from collab_core.swarm.names import friendly_name
+from collab_core.swarm.names import Labels
 from collab_core.swarm.news import News, Note
 from collab_core.swarm.reactor import Reactor
 from collab_core.swarm.record import MAX_LIFETIME_S, PeerRecord, records_key, seal, unseal
@@ -71,6 +71,8 @@ class Directory:
         """When another trainer was last seen to make progress; when we began to look, if never."""
         self._identity, self._record = identity, record
         self._peers: dict[str, Peer] = {}
+        self._labels = Labels()
+        self._labels.of(self.peer_id, record.name)
         self._lock = threading.Lock()
         self._changed: asyncio.Event | None = None
         self._news = News(self._take)
@@ -166,11 +168,10 @@ class Directory:
             return [peer for _, peer in sorted(self._peers.items()) if peer.expires > now]
 
     def name_of(self, peer_id: str) -> str:
-        """The name others know a peer by, also after it left; if several go by it, with the end of its ID."""
+        """What a peer is called, also after it left; two of one name are told apart."""
         with self._lock:
-            names = {known: peer.record.name for known, peer in self._peers.items()} | {self.peer_id: self._record.name}
-        name = names.pop(peer_id, None) or friendly_name(peer_id)
-        return f"{name}-{peer_id[-4:]}" if name in names.values() else name
+            known = self._peers.get(peer_id)
+            return self._labels.of(peer_id, None if known is None else known.record.name)
 
     def refresh(self, timeout_s: float = READ_TIMEOUT_S) -> None:
         """Read everyone's records now, instead of waiting for the next round of reading; late is better than never."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from blake3 import blake3
 
+MAX_LABELS = 2000
+
 ADJECTIVES = """
 amber ample bold brave breezy bright brisk calm candid cheery civil clear clever cosy crisp curious daring deft eager
 early easy fair fancy fleet fond frank free fresh gentle glad golden grand green happy hardy honest humble jolly keen
@@ -27,3 +29,25 @@ def friendly_name(peer_id: str) -> str:
     adjective = adjectives[int.from_bytes(digest[:4], "big") % len(adjectives)]
     animal = animals[int.from_bytes(digest[4:8], "big") % len(animals)]
     return f"{adjective}-{animal}"
+
+
+class Labels:
+    """What peers are called in a log, the same from their first to their last line.
+
+    That is their name; whoever comes later to a name that is in use has the end of its ID with it.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[str, str]] = {}
+
+    def of(self, peer_id: str, name: str | None) -> str:
+        """The label of a peer; without a name, of one that left or that we know nothing of."""
+        known = self._given.pop(peer_id, None)
+        if known is None or name not in (None, known[0]):
+            name = name or friendly_name(peer_id)
+            is_taken = name in (label for _, label in self._given.values())
+            known = name, f"{name}-{peer_id[-4:]}" if is_taken else name
+        self._given[peer_id] = known  # last in the row of those to be forgotten
+        if len(self._given) > MAX_LABELS:
+            del self._given[next(iter(self._given))]
+        return known[1]
