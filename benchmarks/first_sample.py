@@ -34,14 +34,12 @@ PARTS = {
 def install(folder: Path) -> Path:
     """A new environment with the wheel of this clone; returns its Python."""
     build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder / "dist"), str(SOURCE)]
-    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     (wheel,) = (folder / "dist").glob("*.whl")
     venv.create(folder / "clean", with_pip=True)
     python = folder / "clean" / "bin" / "python"
     constraints = str(SOURCE / "constraints.txt")
-    subprocess.run(
-        [str(python), "-m", "pip", "install", "--quiet", "--constraint", constraints, str(wheel)], check=True
-    )
+    subprocess.run([str(python), "-m", "pip", "install", "-qq", "--constraint", constraints, str(wheel)], check=True)
     return python
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collab_core.state.replica import Replica
     from collab_trainer import Task
 
-CHART_LINES = 6
+CHART_SHARE = 4  # of the terminal's height
 
 
 def demo(
@@ -119,7 +119,7 @@ def added(curve: Curve, events: list[dict[str, Any]]) -> list[int]:
 
 def picture(swarm: LocalSwarm, curve: Curve, console: Console, epochs: int) -> Group:
     """The loss by epoch, and who is where."""
-    chart = Text("\n".join(draw(curve.values(), console.width, CHART_LINES)), "cyan")
+    chart = Text("\n".join(draw(curve.values(), console.width, max(console.height // CHART_SHARE, 4))), "cyan")
     return Group(chart, "", table(swarm, epochs))
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collab_core.session import Session
 
 LOOK_S = 4.0
+WIDE = 90  # columns
 
 
 def status(
@@ -45,7 +46,7 @@ def status(
                 console.print(
                     f"Newest checkpoint: epoch {newest['epoch']}, {escape(newest['revision'])}", soft_wrap=True
                 )
-            console.print(peer_table(report["peers"]))
+            console.print(peer_table(report["peers"], is_wide=console.width >= WIDE))
             for peer in report["peers"]:
                 if (why := peer["quarantined"]) is not None:
                     words = f"{peer['name']} is kept out until epoch {why['until_epoch']}: {why['reason']}"
@@ -96,10 +97,10 @@ def observe(session: Session) -> dict[str, Any]:
     }
 
 
-def peer_table(peers: list[dict[str, Any]]) -> Table:
+def peer_table(peers: list[dict[str, Any]], *, is_wide: bool = False) -> Table:
     """Everyone in the run, for people; models that differ by design have a distance instead of a root."""
     is_gossip = any(peer["distance"] is not None for peer in peers)
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2 if is_wide else 1, 0, 0))
     for heading, justify in (
         ("name", "left"),
         ("role", "left"),
@@ -113,7 +114,13 @@ def peer_table(peers: list[dict[str, Any]]) -> Table:
         ("seen", "right"),
     ):
         is_name = heading == "name"  # on a narrow terminal names are shortened, never numbers
-        table.add_column(heading, justify=justify, no_wrap=not is_name, overflow="ellipsis")  # type: ignore[arg-type]
+        table.add_column(
+            heading,
+            justify=justify,  # type: ignore[arg-type]
+            no_wrap=not is_name,
+            overflow="ellipsis",
+            min_width=6 if is_name else None,
+        )
     now = time.time()
     for peer in peers:
         loss = "" if peer["loss"] is None else f"{peer['loss']:.3f}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BAR_CHARS = 32
 LABEL_CHARS = 9
-MIN_CHART, MAX_CHART = 3, 9
+MIN_CHART, MAX_CHART = 3, 18
 FIXED_LINES = 10  # all but the chart and the peers
 LOOKS_PER_SECOND = 4
 IN_VIEW = frozenset({"epoch", "round", "fetching"})
