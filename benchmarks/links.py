@@ -18,17 +18,17 @@ PAD_S = 0.4
 MAX_OVERRUN = 1.05
 BATCH_SIZE = 4
 MODEL = {"layers": 4, "width": 128}
-NUM_STEPS = {"ddp": 20, "hivemind": 20, "allreduce": 20}  # who averages every step needs no more to show it
+LOCAL_STEPS = {"alone": 50, "diloco": 50, "diloco-100": 100}
+NUM_STEPS = {"ddp": 20, "hivemind": 8, "allreduce": 20}  # who averages every step needs no more to show it
 OTHER_STEPS = 200
-NUM_WARM_UP = {"diloco": 40}
-LOCAL_STEPS = 50
+NUM_WARM_UP = {"diloco": 40, "diloco-100": 40, "hivemind": 2}
 TIMEOUT_S = 600
 
 
 def measure(arm: str, size: int) -> Entry:
     from tests.lab import Lab
 
-    module = "links_collab" if arm in ("alone", "allreduce", "diloco") else f"links_{arm}"
+    module = f"links_{arm}" if arm in ("ddp", "hivemind") else "links_collab"
     with Lab() as lab:
         hosts = [lab.host(f"h{rank}") for rank in range(NUM_DEVICES)]
         for host in hosts:
@@ -58,7 +58,7 @@ SUITE = Suite(
     title=f"Seconds per step of {PAD_S:g} s, {NUM_DEVICES} emulated devices",
     sizes=(10, 100),
     unit_of_size="Mbit/s",
-    arms=("alone", "ddp", "hivemind", "allreduce", "diloco"),
+    arms=("alone", "ddp", "allreduce", "diloco", "diloco-100", "hivemind"),
     measure=measure,
     compared_with=("alone",),
     columns={"% of the time computing": _share, "kB sent per step": _kilobytes, "CPU s per step": _cpu},

@@ -8,7 +8,8 @@ Needs tmux and Chromium, and `make venv`.
 from __future__ import annotations
 
 import contextlib
-import io
+import html
+import itertools
 import os
 import re
 import shlex
@@ -23,20 +24,39 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 from rich.console import Console
-from rich.terminal_theme import MONOKAI
+from rich.style import Style
+from rich.terminal_theme import MONOKAI as THEME
 from rich.text import Text
 
+CONSOLE = Console(force_terminal=True, width=1000)
 IMAGES = Path(__file__).parent / "images"
 LOOPBACK = "--host-maddrs /ip4/127.0.0.1/tcp/0"
 SERVER = f"collab-{os.getpid()}"
 FRAME_S = 0.5
-FRAME = """<g class="frame" style="animation-delay: {delay:.2f}s">{matrix}</g>"""
-MOVING = """
+LAST_S = 5.0  # how long a moving picture rests at its end
+
+CELL = (9.0, 19.0)
+FONT = 15
+MARGIN, TITLE_BAR = 12, 34
+BLOCKS = "▁▂▃▄▅▆▇█"
+PICTURE = """<svg viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{title}">
 <style>
-.frame {{ opacity: 0; animation: show {length:.2f}s steps(1) infinite }}
-@keyframes show {{ 0% {{ opacity: 1 }} {share:.4f}% {{ opacity: 0 }} }}
-@media (prefers-reduced-motion: reduce) {{ .frame {{ animation: none }} .frame:last-of-type {{ opacity: 1 }} }}
+g rect {{ shape-rendering: crispEdges }}
+text {{ font: {font}px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; white-space: pre }}
+.b {{ font-weight: bold }}
+{styles}
 </style>
+<rect width="100%" height="100%" rx="8" fill="{background}"/>
+<circle cx="20" cy="18" r="6" fill="#ff5f57"/><circle cx="40" cy="18" r="6" fill="#febc2e"/>
+<circle cx="60" cy="18" r="6" fill="#28c840"/>
+<text x="50%" y="23" text-anchor="middle" fill="{foreground}">{title}</text>
+<g transform="translate({margin}, {top})">
+{rows}
+</g>
+</svg>
+"""
+MOVING = """.m {{ visibility: hidden; animation: {length:g}s step-end infinite }}
+@media (prefers-reduced-motion: reduce) {{ .m {{ animation: none !important }} .last {{ visibility: visible }} }}
 """
 
 
@@ -103,47 +123,72 @@ def terminal(name: str, size: Size, command: str, folder: Path) -> Iterator[Term
 
 
 def svg(screens: list[str], size: Size, title: str) -> str:
-    """One picture of several screens, shown in turn; each distinct one once."""
-    frames = [_frame(screen, size, title, number) for number, screen in enumerate(screens)]
-    if len(frames) == 1:
-        return frames[0]
-    length = len(frames) * FRAME_S
-    matrices = [frame[frame.index("<!--matrix-->") : frame.index("<!--end-->")] for frame in frames]
-    styles = "".join(frame[frame.index("<style>") : frame.index("</style>") + 8] for frame in frames)
-    shown = "".join(
-        FRAME.format(delay=number * FRAME_S - length, matrix=matrix) for number, matrix in enumerate(matrices)
+    """One picture of several screens, shown in turn. What stays for some of them is drawn once."""
+    drawn = [_rows(screen, size) for screen in screens]
+    length = (len(drawn) - 1) * FRAME_S + LAST_S
+    shown: dict[tuple[int, int], list[str]] = {}
+    for row in range(size.rows):
+        first = 0
+        for number in range(1, len(drawn) + 1):
+            if number == len(drawn) or drawn[number][row] != drawn[first][row]:
+                shown.setdefault((first, number), []).append(drawn[first][row])
+                first = number
+    styles, groups = "", ""
+    for (first, end), rows in sorted(shown.items()):
+        is_last = end == len(drawn)
+        if first == 0 and is_last:
+            groups += "".join(rows)
+            continue
+        steps = {0: "hidden", 100 * first * FRAME_S / length: "visible"}
+        if not is_last:
+            steps[100 * end * FRAME_S / length] = "hidden"
+        moments = " ".join(f"{moment:.3f}% {{ visibility: {what} }}" for moment, what in steps.items())
+        styles += f"@keyframes f{first}-{end} {{ {moments} }}\n.f{first}-{end} {{ animation-name: f{first}-{end} }}\n"
+        groups += f'<g class="m {"last " if is_last else ""}f{first}-{end}">{"".join(rows)}</g>\n'
+    return PICTURE.format(
+        width=size.columns * CELL[0] + 2 * MARGIN,
+        height=size.rows * CELL[1] + TITLE_BAR + MARGIN,
+        font=FONT,
+        styles=MOVING.format(length=length) + styles if styles else "",
+        background=THEME.background_color.hex,
+        foreground=THEME.foreground_color.hex,
+        title=html.escape(title),
+        margin=MARGIN,
+        top=TITLE_BAR,
+        rows=groups,
     )
-    head = frames[0][: frames[0].index("<!--matrix-->")]
-    tail = frames[0][frames[0].index("<!--end-->") :]
-    return head + styles + MOVING.format(length=length, share=100 / len(frames)) + shown + tail
 
 
-def _frame(screen: str, size: Size, title: str, number: int) -> str:
-    console = Console(record=True, width=size.columns, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    lines = screen.rstrip("\n").split("\n")
-    for line in [*lines, *[""] * (size.rows - len(lines))]:
-        console.print(Text.from_ansi(line), no_wrap=True, overflow="crop", end="\n")
-    return console.export_svg(title=title, theme=MONOKAI, unique_id=f"t{number}", code_format=FORMAT)
+def _rows(screen: str, size: Size) -> list[str]:
+    lines = Text.from_ansi(screen).split("\n", allow_blank=True)  # as one: colours last from line to line
+    rows = [_row(line, number) for number, line in enumerate(lines[: size.rows])]
+    return rows + [""] * (size.rows - len(rows))
 
 
-FORMAT = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
-<style>
-.{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace;
-  font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width }}
-.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif }}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
-</clipPath>
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-<!--matrix-->{backgrounds}<g class="{unique_id}-matrix">{matrix}</g><!--end-->
-</g>
-</svg>
-"""
+def _row(line: Text, row: int) -> str:
+    """A line of the screen. Blocks are drawn, as fonts leave gaps between them."""
+    drawn, column = "", 0
+    for segment in line.render(CONSOLE):
+        style = segment.style or Style()
+        colour = style.color.get_truecolor(THEME) if style.color else THEME.foreground_color
+        look = f'fill="{colour.hex}"' + (' opacity=".6"' if style.dim else "")
+        weight = ' class="b"' if style.bold else ""
+        for is_block, group in itertools.groupby(segment.text, lambda char: char in BLOCKS):
+            text = "".join(group)
+            for char, same in itertools.groupby(text) if is_block else ():
+                width, share = len(list(same)), (BLOCKS.index(char) + 1) / 8
+                x, y = column * CELL[0], (row + 1 - share) * CELL[1]
+                drawn += f'<rect x="{x:g}" y="{y:g}" width="{width * CELL[0]:g}" height="{share * CELL[1]:g}" {look}/>'
+                column += width
+            if not is_block:
+                if text.strip():
+                    skipped = len(text) - len(text.lstrip())
+                    x, y = (column + skipped) * CELL[0], (row + 0.75) * CELL[1]
+                    words = text.strip()
+                    place = f'x="{x:g}" y="{y:g}" textLength="{len(words) * CELL[0]:g}"'
+                    drawn += f"<text {place} {look}{weight}>{html.escape(words)}</text>"
+                column += len(text)
+    return drawn
 
 
 def collect(opened: Terminal, seconds: float) -> list[str]:
@@ -175,7 +220,7 @@ def leave(*terminals: Terminal) -> None:
     for opened in terminals:
         opened.interrupt()
     for opened in terminals:
-        opened.wait_for("Left")
+        opened.wait_until_ended()
 
 
 def record_run(stage: Stage, small: Size, large: Size) -> dict[str, str]:
@@ -183,6 +228,7 @@ def record_run(stage: Stage, small: Size, large: Size) -> dict[str, str]:
     pictures = {}
     aux = stage.open("aux", large, f"aux my-run {LOOPBACK} --invite-file invite.txt --dashboard 127.0.0.1:0")
     aux.wait_for("Press Ctrl-C")
+    url = aux.find(r"http://127\.0\.0\.1:\d+/?")
     train = f"train {stage.invite()} --name"
     ben = stage.open("ben", small, f"{train} ben {LOOPBACK}")
     ben.wait_for("working")
@@ -194,10 +240,12 @@ def record_run(stage: Stage, small: Size, large: Size) -> dict[str, str]:
     for size in (small, large):
         watch = stage.open(f"watch-{size}", size, f"watch {stage.invite()}")
         watch.wait_for("samples, ")
-        pictures[f"watch-{size}"] = svg(collect(watch, 2)[-1:], size, "collab watch collab1_…")
+        pictures[f"watch-{size}"] = svg(collect(watch, 15)[-1:], size, "collab watch collab1_…")
         watch.interrupt()
-    photograph_dashboard(aux.find(r"http://127\.0\.0\.1:\d+/?"))
-    leave(anna, ben, zoe)
+    leave(ben)
+    time.sleep(10)  # the others go on
+    photograph_dashboard(url)
+    leave(anna, zoe)
     leave(aux)
     return pictures
 
@@ -206,12 +254,15 @@ def photograph_dashboard(url: str) -> None:
     """The page, wide and narrow, by day and by night, as it is now."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, width, height in (("", 1440, 1300), ("phone-", 375, 1600)):
-            for scheme in ("light", "dark"):
-                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-                page.goto(url)
-                page.wait_for_timeout(4000)  # it is live: some updates have come then
-                page.screenshot(path=IMAGES / f"dashboard-{name}{scheme}.png")
+        for name, width, scheme in (
+            ("light", 1440, "light"),
+            ("phone-light", 375, "light"),
+            ("phone-dark", 375, "dark"),
+        ):
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page.goto(url)
+            page.wait_for_timeout(4000)  # it is live: some updates have come then
+            page.screenshot(path=IMAGES / f"dashboard-{name}.png", full_page=True)
         browser.close()
 
 
@@ -229,7 +280,10 @@ def record_demo(stage: Stage, small: Size, large: Size) -> dict[str, str]:
 
 def main() -> None:
     small, large = Size(80, 24), Size(160, 50)
-    with tempfile.TemporaryDirectory(prefix="collab-record-") as name, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="collab-record-", ignore_cleanup_errors=True) as name,
+        contextlib.ExitStack() as stack,
+    ):
         stage = Stage(Path(name), stack)
         pictures = record_run(stage, small, large) | record_demo(stage, small, large)
     for name, picture in pictures.items():

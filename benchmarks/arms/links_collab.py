@@ -39,7 +39,7 @@ class Padded(Trainer):
 def run_text(arm: str, size: int) -> str:
     if arm == "allreduce":
         return RUN.format(name="allreduce", codec="fp16", more=f"target_batch_size = {size * BATCH_SIZE}")
-    return RUN.format(name="diloco", codec="int4", more=f"local_steps = {LOCAL_STEPS}\noverlap_steps = 10")
+    return RUN.format(name="diloco", codec="int4", more=f"local_steps = {LOCAL_STEPS[arm]}\noverlap_steps = 10")
 
 
 def main() -> None:
