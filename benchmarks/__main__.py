@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import signal
 import time
@@ -41,6 +42,9 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further whole run after this long")
     arguments = parser.parse_args()
+    if importlib.util.find_spec("matplotlib") is None:
+        how = ".venv/bin/pip install --constraint constraints.txt --editable '.[bench]'"
+        parser.exit(2, f"What draws the plots is missing. Install it: {how}\n")
     until = time.monotonic() + 60 * arguments.minutes
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same way out, so that nothing is left behind
     for name in arguments.suite or sorted(SUITES):
