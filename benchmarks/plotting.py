@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-GREYS = ("#cbd2d9", "#9aa5b1", "#7b8794", "#52606d")
-RIVAL, OURS = "#e8833a", "#2f6fde"  # the last but one, and the last
+GREYS = ("#cbd2d9", "#9aa5b1", "#7b8794", "#52606d", "#323f4b")
+RIVAL = "#e8833a"  # the last that is not ours
+BLUES = ("#2f6fde", "#7aa5ef", "#b7d0f8")
+OURS = ("collab", "allreduce", "diloco")
 
 
 @contextmanager
@@ -35,20 +37,26 @@ def bars(groups: Mapping[str, Mapping[str, list[float]]], *, title: str, unit: s
         groups: group → arm → the measured values.
     """
     arms = list(next(iter(groups.values())))
-    colours = (*GREYS[: len(arms) - 2], RIVAL, OURS)
+    colours = _colours(arms)
     width = 0.8 / len(arms)
     with figure_with(rows=1, columns=1, size=(8, 3.4), path=path) as (figure, ((axes,),)):
         for number, arm in enumerate(arms):
             for position, values in enumerate(group[arm] for group in groups.values()):
                 x = position + (number - (len(arms) - 1) / 2) * width
                 median = statistics.median(values)
-                axes.bar(x, median, width * 0.9, color=colours[number], label=arm if position == 0 else None)
+                axes.bar(x, median, width * 0.9, color=colours[arm], label=arm if position == 0 else None)
                 axes.plot([x] * len(values), values, ".", color="black", markersize=3, alpha=0.6)
                 axes.annotate(f"{median:.3g}", (x, max(values)), ha="center", va="bottom", fontsize=7)
         axes.set_xticks(range(len(groups)), list(groups))
         axes.set_ylabel(unit)
         axes.set_title(title, loc="left", fontsize=11)
         figure.legend(frameon=False, loc="outside right upper")
+
+
+def _colours(arms: list[str]) -> dict[str, str]:
+    ours = [arm for arm in arms if arm.startswith(OURS)]
+    others = [arm for arm in arms if arm not in ours]
+    return dict(zip(others, GREYS, strict=False)) | {others[-1]: RIVAL} | dict(zip(ours, BLUES, strict=False))
 
 
 def curves(panels: Mapping[str, Mapping[str, Mapping[int, float]]], *, x: str, path: Path) -> None:
