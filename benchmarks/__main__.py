@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=5, help="how often every arm is measured, each time with another seed"
     )
-    parser.add_argument("--arms", nargs="+", default=(), help="only these, of suites that are about speed")
+    parser.add_argument("--arms", nargs="+", default=(), help="only these, and those they are compared with")
     parser.add_argument("--length", type=float, default=1.0, help="of whole runs, e.g. 0.1 to try whether one works")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further whole run after this long")
@@ -53,7 +53,10 @@ def main() -> None:
             suite = replace(suite, length=arguments.length, until=until)
             name = name if arguments.length == 1 else f"{name}-{arguments.length:g}"
         if isinstance(suite, Suite) and arguments.arms:
-            suite = replace(suite, arms=tuple(arm for arm in suite.arms if arm in arguments.arms))
+            if unknown := set(arguments.arms) - set(suite.arms):
+                parser.error(f"{name} has no arm {', '.join(sorted(unknown))}; it has {', '.join(suite.arms)}")
+            wanted = {*arguments.arms, *suite.compared_with}
+            suite = replace(suite, arms=tuple(arm for arm in suite.arms if arm in wanted))
         record = Record.open(arguments.output / f"{name}.json", is_fresh=arguments.fresh)
         print(f"\n{name}: {record.describe()}")
         suite.run(record, arguments.repeats)

@@ -127,9 +127,8 @@ class Peer:
     def until_left(self) -> Iterator[None]:
         """However the block ends, the peer leaves; the Stop button ends it without a traceback."""
         try:
-            yield
-        except KeyboardInterrupt:
-            pass
+            with contextlib.suppress(KeyboardInterrupt):
+                yield
         finally:
             self.stop()
 

