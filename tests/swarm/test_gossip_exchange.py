@@ -87,6 +87,7 @@ def vector(seed: int) -> torch.Tensor:
 @pytest.fixture
 def pair(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setattr(directory, "HEARTBEAT_S", 0.5)  # who dies is gone sooner
+    monkeypatch.setattr(directory, "STORE_PERIOD_S", 0.5)
     monkeypatch.setattr(directory, "RECORD_LIFETIME_S", 3.0)
     made = Pair(short_folder)
     yield made

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from collab_core.outlook import Outlook
-from collab_core.swarm.directory import HEARTBEAT_S, MAX_CALM_S
+from collab_core.swarm import directory
+from collab_core.swarm.directory import MAX_CALM_S, READ_PERIOD_S
 from swarm.in_process import ToyPeer, ToySwarm, settings
 
 WATCHED_S = 6.0
@@ -55,11 +56,30 @@ def test_progress_is_told_rarely_while_no_round_is_near_and_a_turn_at_once(toys:
     often = num_told(auxiliary, trainer)
     trainer.swarm.seconds_left = lambda: 60.0
     rarely = num_told(auxiliary, trainer)
-    # what was known before, one piece of news for every while and one on its way, and heartbeats through the DHT
-    assert rarely <= 1 + (WATCHED_S / MAX_CALM_S + 1) + (WATCHED_S / HEARTBEAT_S + 1)
+    # what was known before, one piece of news for every while and one on its way, and what is read in the DHT
+    assert rarely <= 1 + (WATCHED_S / MAX_CALM_S + 1) + (WATCHED_S / READ_PERIOD_S + 1)
     assert often > rarely
     trainer.swarm.publish(phase="averaging")
     assert wait_until(lambda: seen_of(auxiliary, trainer)[0] == "averaging") < MAX_CALM_S
+
+
+def test_whom_the_neighbour_keeps_back_stays_in_view_through_the_dht(
+    toys: ToySwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in {"RECORD_LIFETIME_S": 4.0, "HEARTBEAT_S": 1.0, "STORE_PERIOD_S": 2.0, "FADING_S": 2.0}.items():
+        monkeypatch.setattr(directory, name, seconds)  # a third of what they are
+    neighbour, one, other = toys.add("aux"), toys.add(), toys.add()
+    toys.meet()
+    hidden = other.swarm.peer_id
+    news = neighbour.swarm._news
+    keep = news.keep
+    monkeypatch.setattr(news, "keep", lambda note: None if note.peer_id == hidden else keep(note))
+    news._notes.pop(hidden, None)
+    begun = time.monotonic()
+    while time.monotonic() < begun + 3 * directory.RECORD_LIFETIME_S:
+        assert hidden in {peer.peer_id for peer in one.others()}
+        time.sleep(0.05)
+    assert "peer_left" not in {event["event"] for event in one.log}
 
 
 def test_a_round_is_as_far_away_as_the_trainers_speed_says(toys: ToySwarm) -> None:

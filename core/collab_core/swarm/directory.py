@@ -27,7 +27,10 @@ from collab_core.telemetry.events import EventLog
 logger = logging.getLogger(__name__)
 
 RECORD_LIFETIME_S = 12.0  # a killed peer is gone from everyone's view after this long
-HEARTBEAT_S = 3.0  # a record is made anew, stored in the DHT, and everyone's are read there
+HEARTBEAT_S = 3.0  # a record is made anew
+STORE_PERIOD_S = 6.0  # it is stored in the DHT, for newcomers and for those whom news do not reach
+READ_PERIOD_S = 12.0  # everyone's are read there; that takes more bytes than all news
+FADING_S = RECORD_LIFETIME_S - STORE_PERIOD_S  # so near a record's end, the DHT has a newer one of whoever is alive
 STORE_TIMEOUT_S = 8.0  # a peer that just died holds up a request for 3 s; this must be longer, or nothing is stored
 READ_TIMEOUT_S = 5.0
 NEWS_PERIOD_S = 0.2
@@ -146,7 +149,8 @@ class Directory:
         latest = 0.0
         while True:
             now = time.monotonic()
-            if now >= latest + HEARTBEAT_S or (self._is_silent() and stored != self._record):
+            period = HEARTBEAT_S if self._is_silent() else STORE_PERIOD_S
+            if now >= latest + period or (self._is_silent() and stored != self._record):
                 stored, latest = self._record, now
                 try:
                     await asyncio.wait_for(self._store(), timeout=STORE_TIMEOUT_S)
@@ -245,13 +249,19 @@ class Directory:
         latest = 0.0
         while True:
             now = time.monotonic()
-            if now >= latest + HEARTBEAT_S or self._is_silent():
+            period = HEARTBEAT_S if self._is_fading() else READ_PERIOD_S
+            if now >= latest + period or self._is_silent():
                 latest = now
                 try:
                     await asyncio.wait_for(self._read(), timeout=READ_TIMEOUT_S)
                 except Exception as error:  # noqa: BLE001 - see _store_loop
                     logger.debug("reading records failed: %r", error)
             await asyncio.sleep(DHT_PERIOD_S)
+
+    def _is_fading(self) -> bool:
+        """Whether somebody may soon be gone from our view, of whom the DHT may know more."""
+        soon = get_dht_time() + FADING_S
+        return any(peer.expires < soon for peer in self.peers())
 
     # --- news ---
 
