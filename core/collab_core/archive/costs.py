@@ -115,7 +115,7 @@ class _Trial:
         """Encoded bytes, and the seconds to undo it."""
         packed = memoryview(b"".join(encode(kind, self._dtype, self._data, self._base)))
         target = memoryview(bytearray(self._base))
-        return len(packed), _seconds(lambda: decode_into(kind, self._dtype, packed, target))
+        return len(packed), _seconds(lambda: decode_into(self._dtype, target, [(kind, packed)]))
 
 
 def _trials(archive: Archive, sample: list[TensorEntry], base: Version | None) -> tuple[int, float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import zstandard
@@ -21,6 +21,7 @@ from collab_core.tree import ITEM_BYTES
 
 LEVEL = 3
 BLOCK_VALUES = 2**18
+PIECE_VALUES = 2**16  # of a block: what fits into a core's cache
 LENGTH = struct.Struct("<I")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
@@ -62,8 +63,8 @@ def encode(kind: Kind, dtype: str, data: memoryview, base: memoryview | None = N
         block = values[start : start + BLOCK_VALUES]
         if kind is Kind.DELTA:
             assert bases is not None, "a difference needs a base"
-            block = _order(block.copy(), dtype)
-            block -= _order(bases[start : start + BLOCK_VALUES].copy(), dtype)
+            block = _reorder(block.copy(), dtype)
+            block -= _reorder(bases[start : start + BLOCK_VALUES].copy(), dtype)
             _zigzag(block)
         for plane in _planes(block):
             packed = compressor.compress(plane)
@@ -83,19 +84,31 @@ def _compressor(dtype: str) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(compression_params=parameters)
 
 
-def decode_into(kind: Kind, dtype: str, encoded: memoryview, target: memoryview) -> None:
-    """Undo `encode`. A difference is added to the base, which `target` holds before and the tensor afterwards.
+def decode_into(dtype: str, target: memoryview, steps: Iterable[tuple[Kind, memoryview]]) -> None:
+    """Undo `encode`, step by step: something whole goes into the target, a difference is added to what it holds.
 
     Raises:
-        BadEncoding: it does not fit the target. Whether the result is right is for its hash to say.
+        BadEncoding: a step does not fit the target. Whether the result is right is for its hash to say.
     """
-    if kind is Kind.RAW:
-        if len(encoded) != len(target):
-            raise BadEncoding(f"{len(encoded)} bytes instead of {len(target)}")
-        target[:] = encoded
-        return
     values = _integers(dtype, target)
+    is_ordered = False  # between two differences there is no need to go back to floats
+    for kind, encoded in steps:
+        if (kind is Kind.DELTA) is not is_ordered:
+            is_ordered = not is_ordered
+            _reorder(values, dtype)
+        if kind is Kind.RAW:
+            if len(encoded) != len(target):
+                raise BadEncoding(f"{len(encoded)} bytes instead of {len(target)}")
+            target[:] = encoded
+        else:
+            _decode_blocks(values, encoded, is_difference=is_ordered)
+    if is_ordered:
+        _reorder(values, dtype)
+
+
+def _decode_blocks(values: Array, encoded: memoryview, *, is_difference: bool) -> None:
     decompressor = zstandard.ZstdDecompressor()
+    joined, signs = (np.empty(min(PIECE_VALUES, len(values)), values.dtype) for _ in range(2))
     position = 0
     for start in range(0, len(values), BLOCK_VALUES):
         block = values[start : start + BLOCK_VALUES]
@@ -103,13 +116,13 @@ def decode_into(kind: Kind, dtype: str, encoded: memoryview, target: memoryview)
         for _ in range(block.itemsize):
             plane, position = _read_plane(encoded, position, len(block), decompressor)
             planes.append(plane)
-        decoded = _joined(planes, block.dtype)
-        if kind is Kind.DELTA:
-            _order(block, dtype)
-            block += _unzigzag(decoded)
-            _unorder(block, dtype)
-        else:
-            block[:] = decoded
+        for begin in range(0, len(block), PIECE_VALUES):
+            piece = block[begin : begin + PIECE_VALUES]
+            parts = [plane[begin : begin + PIECE_VALUES] for plane in planes]
+            if is_difference:
+                piece += _unzigzag(_join(parts, joined[: len(piece)]), signs[: len(piece)])
+            else:
+                _join(parts, piece)
     if position != len(encoded):
         raise BadEncoding(f"{len(encoded) - position} bytes too many")
 
@@ -151,10 +164,10 @@ def _planes(block: Array) -> Array:
     return planes
 
 
-def _joined(planes: Sequence[Array], dtype: np.dtype[np.unsignedinteger]) -> Array:
-    block: Array = planes[-1].astype(dtype)
+def _join(planes: Sequence[Array], block: Array) -> Array:
+    block[:] = planes[-1]
     for plane in reversed(planes[:-1]):
-        block <<= dtype.type(8)
+        block <<= block.dtype.type(8)
         block |= plane
     return block
 
@@ -162,33 +175,24 @@ def _joined(planes: Sequence[Array], dtype: np.dtype[np.unsignedinteger]) -> Arr
 # What follows changes a block in place: new memory would cost more than the arithmetic.
 
 
-def _order(block: Array, dtype: str) -> Array:
-    """Unsigned integers in the order of the floats: negative ones are sign and magnitude, so all their bits flip."""
-    if dtype in FLOATS:
-        flipped = _sign_mask(block)
-        flipped |= _top(block)
-        block ^= flipped
-    return block
+def _reorder(values: Array, dtype: str) -> Array:
+    """Integers in the order of the floats, and back again: of negative ones all bits but the sign flip.
 
-
-def _unorder(block: Array, dtype: str) -> Array:
+    They count as signed then; a difference is the same for both.
+    """
     if dtype in FLOATS:
-        flipped = _sign_mask(block)
-        np.invert(flipped, out=flipped)
-        flipped |= _top(block)
-        block ^= flipped
-    return block
+        for start in range(0, len(values), PIECE_VALUES):
+            piece = values[start : start + PIECE_VALUES]
+            flipped = _sign_mask(piece)
+            flipped >>= flipped.dtype.type(1)
+            piece ^= flipped
+    return values
 
 
 def _sign_mask(block: Array) -> Array:
     """All bits where the top bit is set, none elsewhere."""
     mask: Array = (block.view(f"i{block.itemsize}") >> (8 * block.itemsize - 1)).view(block.dtype)
     return mask
-
-
-def _top(block: Array) -> np.unsignedinteger:
-    top: np.unsignedinteger = block.dtype.type(1 << (8 * block.itemsize - 1))
-    return top
 
 
 def _zigzag(block: Array) -> Array:
@@ -199,8 +203,9 @@ def _zigzag(block: Array) -> Array:
     return block
 
 
-def _unzigzag(block: Array) -> Array:
-    signs = block & block.dtype.type(1)
+def _unzigzag(block: Array, signs: Array) -> Array:
+    """Undo that; `signs` is memory to work in."""
+    np.bitwise_and(block, block.dtype.type(1), out=signs)
     np.negative(signs, out=signs)
     block >>= block.dtype.type(1)
     block ^= signs

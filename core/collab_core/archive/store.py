@@ -104,11 +104,11 @@ class Store:
         """
         starts_whole = bool(chain) and chain[0].item.kind is not Kind.DELTA
         data = new_memory(entry.num_bytes) if starts_whole or held is None else held.data
-        for place in chain:
-            if place.item.kind is Kind.RAW:
-                read_raw_into(self.path(place.pack), place.item, data)
-            else:
-                decode_into(place.item.kind, entry.dtype, read_item(self.path(place.pack), place.item), data)
+        if chain and chain[0].item.kind is Kind.RAW:
+            read_raw_into(self.path(chain[0].pack), chain[0].item, data)
+            chain = chain[1:]
+        steps = ((place.item.kind, read_item(self.path(place.pack), place.item)) for place in chain)
+        decode_into(entry.dtype, data, steps)
         if TensorEntry.of("", RawTensor(entry.dtype, entry.shape, data)).digest() != entry.digest():
             raise BadEncoding("it does not decode to the right bytes")
         return data
