@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from typing import Any
 
 PAUSE_S = 0.002
 POLL_S = 0.2
+SHARED_MEMORY = Path("/dev/shm")
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
@@ -41,13 +44,16 @@ def run_team(
         command = [sys.executable, "-m", module, folder]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         outputs = [Path(folder) / f"output-{rank}" for rank in range(num_processes)]
-        workers = []
+        workers: list[subprocess.Popen[bytes]] = []
+        shared_before = set(SHARED_MEMORY.glob("torch_*"))
         try:
             for rank, path in enumerate(outputs):
                 with path.open("wb") as output:
                     prefix = prefixes[rank] if prefixes else ()
                     arguments_of_rank = [*prefix, *command, str(rank), str(num_processes), *arguments]
-                    workers.append(subprocess.Popen(arguments_of_rank, stdout=output, env=environment))
+                    workers.append(
+                        subprocess.Popen(arguments_of_rank, stdout=output, env=environment, start_new_session=True)
+                    )
             deadline = time.monotonic() + timeout_s
             while any(worker.poll() is None for worker in workers):
                 if any(worker.returncode for worker in workers) or time.monotonic() > deadline:
@@ -58,8 +64,20 @@ def run_team(
             return [json.loads(path.read_text()) for path in outputs]
         finally:
             for worker in workers:
-                worker.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(
+                        worker.pid, signal.SIGKILL
+                    )  # also what it started and left
                 worker.wait()
+            _sweep(shared_before)
+
+
+def _sweep(before: set[Path]) -> None:
+    """Remove shared memory (`torch_<pid>_…`) whose process is gone; stock hivemind does not."""
+    for path in set(SHARED_MEMORY.glob("torch_*")) - before:
+        pid = path.name.split("_")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
