@@ -65,9 +65,7 @@ def run_team(
         finally:
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(
-                        worker.pid, signal.SIGKILL
-                    )  # also what it started and left
+                    os.killpg(worker.pid, signal.SIGKILL)  # also what it started and left
                 worker.wait()
             _sweep(shared_before)
 
