@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 import psutil
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+BLIND_GUESS = math.log(256)
+"""The loss of who knows nothing about the next byte. A peer's own first loss may be that of a trained model."""
 GONE_WITHIN_S = 5.0
 
 Event = dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SwarmOfProcesses
-from processes import LOOPBACK, PeerProcess, collab, wait_until, write_run
+from processes import BLIND_GUESS, LOOPBACK, PeerProcess, collab, wait_until, write_run
 from safetensors.torch import load_file
 
 from collab_core.run import RunFolder, run_template
@@ -52,7 +52,7 @@ def test_trainers_go_on_without_the_first_peer_and_end_by_themselves_with_nearly
         trainer.wait_for("converged", timeout_s=120)
         assert trainer.process.wait(20) == 0, trainer.tail()
         losses = [event["held_out_loss"] for event in trainer.events("evaluated")]
-        assert losses[-1] < 0.6 * losses[0], losses
+        assert losses[-1] < 0.4 * BLIND_GUESS, losses
         assert not trainer.events("exchange_lost")
     assert last_round(trainers[0]) > killed_at + 5
     models = [backup_of(trainer) for trainer in trainers]
