@@ -32,7 +32,7 @@ def test_replicas_stay_identical_with_local_steps_and_four_bits_and_a_restart_br
     for peer in (aux, first, second):
         peer.wait_for_epoch(4)
     assert first.stop() == 0, first.tail()
-    assert (first.state_dir / "feedback.collab").exists()
+    assert list(first.state_dir.glob("feedback*.collab"))  # of one fragment at least
 
     again, third = swarm.trainer("first"), swarm.trainer("third")
     left_at = first.wait_for("left")["epoch"]

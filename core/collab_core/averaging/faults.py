@@ -13,7 +13,7 @@ ENVIRONMENT_VARIABLE = "COLLAB_FAIL_AT"
 
 @dataclass(frozen=True, slots=True)
 class FailAt:
-    """Die (kill -9) at a stage of the round of an epoch."""
+    """Die (kill -9) at a stage of the round of an epoch, or of the first later one that gets there."""
 
     stage: str
     epoch: int
@@ -34,5 +34,5 @@ class FailAt:
         return cls(stage, int(epoch))
 
     def reached(self, stage: str, epoch: int) -> None:
-        if stage == self.stage and epoch == self.epoch:
+        if stage == self.stage and epoch >= self.epoch:
             os.kill(os.getpid(), signal.SIGKILL)
