@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from collab_core.averaging.codecs import AVERAGE_CODECS, CODECS, Codec
+from collab_core.averaging.codecs import CODECS, Codec, TopKCodec
 from collab_core.averaging.feedback import ErrorFeedback
 from collab_core.averaging.group import Part
 
@@ -72,11 +72,9 @@ def test_half_precision_is_off_by_its_rounding_or_its_range(values: torch.Tensor
 
 @settings(max_examples=100, deadline=None)
 @given(values=vectors())
-@pytest.mark.parametrize(("codec", "num_kept"), [(CODECS["topk"], 64), (AVERAGE_CODECS["topk"], 256)])
-def test_topk_keeps_the_largest_and_makes_nothing_larger_in_sum(
-    codec: Codec, num_kept: int, values: torch.Tensor
-) -> None:
-    decoded = round_trip(codec, values)
+@pytest.mark.parametrize("num_kept", [64, 512, 1024, 2048])
+def test_topk_keeps_the_largest_and_makes_nothing_larger_in_sum(num_kept: int, values: torch.Tensor) -> None:
+    decoded = round_trip(TopKCodec(num_kept), values)
     assert bool(decoded.isfinite().all())
     for meant, got in zip(groups(values.double(), 4096), groups(decoded.double(), 4096), strict=True):
         kept = got != 0
@@ -99,30 +97,39 @@ def test_what_is_not_finite_is_refused(name: str, bad: float) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-@pytest.mark.parametrize("name", [*CODECS])
-def test_any_bytes_decode_to_the_same_values_each_time(name: str, data: st.DataObject) -> None:
-    codec, size = CODECS[name], data.draw(SIZES)
+@pytest.mark.parametrize("codec", [*CODECS.values(), TopKCodec(64), TopKCodec(2048)])
+def test_any_bytes_decode_to_the_same_values_each_time(codec: Codec, data: st.DataObject) -> None:
+    size = data.draw(SIZES)
     seed = data.draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
     payload = bytearray(rng.bytes(codec.encoded_bytes(size)))
-    if name == "topk" and data.draw(st.booleans()):  # rising positions, and anything else
+    if codec.name == "topk" and data.draw(st.booleans()):  # positions that make sense, and anything else
         codec.encode(torch.from_numpy(rng.standard_normal(size).astype(np.float32)), payload, torch.empty(size))
-        for start in range(0, len(payload), 116):
+        for start in range(0, len(payload), codec.encoded_bytes(1)):
             payload[start : start + 4] = rng.bytes(4)
-            payload[start + 100 : start + 116] = rng.bytes(16)
     first, second = torch.empty(size), torch.full((size,), 7.0)
     codec.decode(payload, first)
     codec.decode(payload, second)
     assert torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 
-def test_one_position_twice_is_no_average() -> None:
-    codec = CODECS["topk"]
+def positions_changed(codec: Codec, place: slice, content: bytes) -> torch.Tensor:
+    """What a chunk decodes to after these bytes of it were overwritten."""
     payload, decoded = bytearray(codec.encoded_bytes(4096)), torch.empty(4096)
     assert codec.encode(torch.randn(4096, generator=torch.Generator().manual_seed(0)), payload, decoded)
-    payload[4 + 3 : 4 + 6] = payload[4:7]
+    payload[place] = content
     codec.decode(payload, decoded)
-    assert bool(decoded.isnan().all())
+    return decoded
+
+
+def test_positions_that_nobody_chose_are_no_average() -> None:
+    sparse, dense = TopKCodec(64), TopKCodec(2048)
+    high = slice(4 + 48, 4 + 48 + 16)  # after two scales and 64 lowest parts of 6 bits: 128 bits that count
+    one_after_the_other = bytes([0xFF] * 8 + [0] * 8)
+    assert bool(positions_changed(sparse, slice(4, 68), bytes(48) + one_after_the_other).isnan().all())  # all the same
+    assert bool(positions_changed(sparse, high, one_after_the_other[::-1]).isnan().all()), "beyond the end"
+    assert bool(positions_changed(sparse, high, bytes(16)).isnan().all()), "fewer than there should be"
+    assert bool(positions_changed(dense, slice(4, 5), bytes([0])).isnan().all()), "fewer than there should be"
 
 
 @pytest.mark.parametrize("name", LOSSY)
@@ -151,9 +158,16 @@ def test_sizes_on_the_wire() -> None:
         "fp16": 2,
         "int8": 1 + 2 / 256,
         "int4": 0.5 + 2 / 64,
-        "topk": 116 / 4096,
+        "topk": 452 / 4096,
     }
-    assert AVERAGE_CODECS["topk"].encoded_bytes(2**20) / 2**20 == 452 / 4096
+    assert {kept: TopKCodec(kept).encoded_bytes(4096) for kept in (64, 256, 1024, 2048)} == {
+        64: 84,
+        256: 260,
+        1024: 772,
+        2048: 1028,
+    }
+    for kept, of_averages in ((64, 256), (512, 2048), (1024, 2048)):
+        assert TopKCodec(kept).for_averages.encoded_bytes(4096) == TopKCodec(of_averages).encoded_bytes(4096)
 
 
 def test_the_residue_survives_a_restart_and_only_as_it_was(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from collab_core.averaging.buffers import Buffers
-from collab_core.averaging.codecs import AVERAGE_CODECS, Codec
+from collab_core.averaging.codecs import Codec
 from collab_core.averaging.feedback import Draft
 from collab_core.averaging.group import Part
 from collab_core.averaging.norms import squared_norm
@@ -49,11 +49,6 @@ class Tools:
     """Of all contributions at once; None is the mean."""
     adds_up: bool = False
     """Contributions grow with the samples behind them."""
-
-    @property
-    def average_codec(self) -> Codec:
-        """What the averages of the codec's contributions travel in."""
-        return AVERAGE_CODECS[self.codec.name]
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Do arithmetic off the event loop."""
@@ -139,7 +134,7 @@ class PartSum:
             raise PartLost("no contribution to a part was left")
         total = self.total(tools)
         mean = torch.div(total, self.weight, out=tools.buffers.scratch("values", self.part.num_values))
-        if not tools.average_codec.encode(mean, payload, self._average):
+        if not tools.codec.for_averages.encode(mean, payload, self._average):
             raise PartLost("a part reduced here is not finite")
-        if not tools.average_codec.is_lossless:
+        if not tools.codec.for_averages.is_lossless:
             tools.feedback.end_sum(self.part, self._average, self.weight)

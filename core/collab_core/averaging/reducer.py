@@ -145,7 +145,8 @@ class Reducer:
 
     async def _close(self, index: int, before: Callable[[], None] | None = None) -> None:
         result, part_sum = self._results[index], self._sums[index]
-        payload = self._tools.buffers.payload(self._tools.average_codec.encoded_bytes(self.parts[index].num_values))
+        num_bytes = self._tools.codec.for_averages.encoded_bytes(self.parts[index].num_values)
+        payload = self._tools.buffers.payload(num_bytes)
 
         def work() -> None:
             if before is not None:

@@ -151,7 +151,7 @@ class Reduction:
 
     async def _receive_average(self, stream: PartStream, peer_id: str, index: int, part: Part) -> bytearray:
         # a reducer must itself wait for its slowest sender, so it gets twice the time
-        num_bytes = self._tools.average_codec.encoded_bytes(part.num_values)
+        num_bytes = self._tools.codec.for_averages.encoded_bytes(part.num_values)
         try:
             frame = await asyncio.wait_for(stream.receive(num_bytes), 2 * self._timeout_s)
         except BadFrame as error:
@@ -167,7 +167,7 @@ class Reduction:
         mine = self.average[part.start : part.stop]
 
         def decode() -> bool:
-            self._tools.average_codec.decode(payload, mine)
+            self._tools.codec.for_averages.decode(payload, mine)
             return is_finite(mine)
 
         if not await self._tools.run(decode):

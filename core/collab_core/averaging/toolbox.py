@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from collab_core.averaging.buffers import Buffers
-from collab_core.averaging.codecs import AVERAGE_CODECS, CODECS
+from collab_core.averaging.codecs import CODECS, Codec, TopKCodec
 from collab_core.averaging.feedback import ErrorFeedback
 from collab_core.averaging.norms import BLOCK
 from collab_core.averaging.part_sum import Tools
@@ -27,7 +27,7 @@ class Toolbox:
 
     def __init__(self, settings: RunSettings, lengths: Sequence[int]) -> None:
         strategy = settings.strategy
-        self.codec = CODECS[strategy.codec]
+        self.codec: Codec = TopKCodec(strategy.keep) if strategy.codec == "topk" else CODECS[strategy.codec]
         self.adds_up = strategy.name == "diloco"
         self.buffers = Buffers()
         # one, busy: it keeps its scratch space warm, and the arithmetic is quicker than any link
@@ -43,7 +43,7 @@ class Toolbox:
     def round_bytes(self, epoch: int) -> int:
         """What a contribution to this epoch and its average take on their way: about what a round moves per peer."""
         num_values = self.num_values(epoch)
-        return self.codec.encoded_bytes(num_values) + AVERAGE_CODECS[self.codec.name].encoded_bytes(num_values)
+        return self.codec.encoded_bytes(num_values) + self.codec.for_averages.encoded_bytes(num_values)
 
     def norm(self, epoch: int, contribution: torch.Tensor | None, weight: float) -> float:
         """Of what we would send; nobody changes the error feedback until the round is over."""

@@ -57,8 +57,11 @@ class StrategySettings(Section):
     overlap_steps: Annotated[int, Field(ge=0, le=1000)] = 0
     """Only for `diloco`: most steps a trainer goes on while a round is under way; 0 waits for the round."""
     codec: Literal["none", "fp16", "int8", "int4", "topk"] = "fp16"
-    """How values travel between peers: 4, 2, 1, about half a byte each, or the largest 1 in 64 (`topk`, only for
+    """How values travel between peers: 4, 2, 1, about half a byte each, or only the largest (`topk`, only for
     `diloco`). What is lost is sent with the next round."""
+    keep: Literal[64, 128, 256, 512, 1024] = 512
+    """Only for the codec `topk`: how many of 4096 values travel; of averages four times as many, but at most half.
+    Small models need more of them."""
     reduction: Literal["mean", "centered-clip", "trimmed-mean"] = "mean"
     """How contributions become one: their mean weighted by samples, or one that a few hostile peers cannot move far."""
     matchmaking_time_s: Annotated[float, Field(ge=0.5, le=600)] = 10.0
@@ -205,12 +208,14 @@ class RunSettings(Section):
         if strategy.name == "diloco":
             if strategy.codec == "topk" and self.outer.momentum > 0:
                 raise ValueError("strategy.codec = 'topk' has a memory of its own, so it needs outer.momentum = 0")
+            if strategy.codec != "topk" and strategy.keep != defaults.keep:
+                raise ValueError(f"strategy.keep is only for strategy.codec = 'topk', not for {strategy.codec!r}")
             return
         if self.outer != OuterSettings():
             raise ValueError(f"[outer] is only for strategy.name = 'diloco', not for {strategy.name!r}")
         if strategy.codec == "topk":
             raise ValueError(f"strategy.codec = 'topk' is only for strategy.name = 'diloco', not for {strategy.name!r}")
-        for key in ("local_steps", "fragments", "overlap_steps"):
+        for key in ("local_steps", "fragments", "overlap_steps", "keep"):
             if getattr(strategy, key) != getattr(defaults, key):
                 raise ValueError(f"strategy.{key} is only for strategy.name = 'diloco', not for {strategy.name!r}")
 

@@ -94,6 +94,7 @@ local_steps = "auto"              # only for "diloco": steps between two rounds;
 fragments = 1                     # only for "diloco": pieces of the model that are averaged in turn
 overlap_steps = 0                 # only for "diloco": most steps taken while a round is under way
 codec = "fp16"                    # how values travel: "none" (float32), "fp16", "int8", "int4" or "topk"
+keep = 512                        # only for "topk": how many of 4096 values travel, from 64 to 1024
 reduction = "mean"                # or "centered-clip", "trimmed-mean": a few hostile peers change little
 matchmaking_time_s = 10.0         # how long a round waits for peers that are late
 averaging_timeout_s = 60.0        # how long a peer may be silent in a round before it is left out

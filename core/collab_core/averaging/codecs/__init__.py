@@ -5,14 +5,11 @@ from collab_core.averaging.codecs.fp16 import Fp16Codec
 from collab_core.averaging.codecs.int4 import Int4Codec
 from collab_core.averaging.codecs.int8 import Int8Codec
 from collab_core.averaging.codecs.none import NoCodec
-from collab_core.averaging.codecs.topk import KEPT_OF_AVERAGES, TopKCodec
+from collab_core.averaging.codecs.topk import TopKCodec
 
 CODECS: dict[str, Codec] = {
     codec.name: codec for codec in (NoCodec(), Fp16Codec(), Int8Codec(), Int4Codec(), TopKCodec())
 }
 """What contributions travel in, by its name in the run file."""
 
-AVERAGE_CODECS: dict[str, Codec] = {**CODECS, "topk": TopKCodec(KEPT_OF_AVERAGES)}
-"""What averages of them travel in."""
-
-__all__ = ["AVERAGE_CODECS", "CODECS", "Codec", "is_finite", "largest"]
+__all__ = ["CODECS", "Codec", "TopKCodec", "is_finite", "largest"]

@@ -32,6 +32,11 @@ class Codec(Protocol):
     def encoded_bytes(self, num_values: int) -> int:
         """Size of a payload."""
 
+    @property
+    def for_averages(self) -> Codec:
+        """What averages of the values travel in."""
+        return self
+
 
 def largest(values: torch.Tensor) -> float:
     """A bound on the largest magnitude; infinite or NaN if one of the values is.

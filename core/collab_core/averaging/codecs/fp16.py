@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from collab_core.averaging.codecs.codec import is_finite
+from collab_core.averaging.codecs.codec import Codec, is_finite
 
 FP16_MAX = 65504.0
 
 
-class Fp16Codec:
+class Fp16Codec(Codec):
     """Values too large for half precision are cut to its range; the rest of them stays in the error feedback."""
 
     name = "fp16"

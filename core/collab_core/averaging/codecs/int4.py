@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from collab_core.averaging.codecs.codec import is_finite
+from collab_core.averaging.codecs.codec import Codec, is_finite
 from collab_core.averaging.codecs.groups import divided, num_rows, pack_scales, rows_of, unpack_scales
 
 GROUP = 64
@@ -12,7 +12,7 @@ LEVELS = 7
 ZERO = 8  # how a zero is written
 
 
-class Int4Codec:
+class Int4Codec(Codec):
     """A value is off by at most half a level: 1/14 of the largest one in its group."""
 
     name = "int4"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from collab_core.averaging.codecs.codec import is_finite
+from collab_core.averaging.codecs.codec import Codec, is_finite
 from collab_core.averaging.codecs.groups import divided, num_rows, pack_scales, rows_of, unpack_scales
 
 GROUP = 256
 LEVELS = 127
 
 
-class Int8Codec:
+class Int8Codec(Codec):
     """A value is off by at most half a level: 1/254 of the largest one in its group."""
 
     name = "int8"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from collab_core.averaging.codecs.codec import is_finite
+from collab_core.averaging.codecs.codec import Codec, is_finite
 
 
-class NoCodec:
+class NoCodec(Codec):
     """A codec that loses nothing."""
 
     name = "none"

@@ -1,27 +1,33 @@
-"""Of each 4096 values the 64 largest: where they are, their signs, and whether they are rather large or rather small.
+"""Of each 4096 values the largest few: where they are, their signs, and whether they are rather large or rather small.
 
-116 bytes instead of 16384. Almost everything stays in the error feedback, so that fades: what was not worth sending for
-many rounds is out of date. Everyone chooses other values, so in an average four times as many are worth sending.
+What is not sent stays in the error feedback, so that fades: what was not worth sending for many rounds is out of date.
+Everyone chooses other values, so in an average four times as many are worth sending.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+
+import numpy as np
 import torch
 
-from collab_core.averaging.codecs.codec import is_finite
+from collab_core.averaging.codecs.codec import Codec, is_finite
 from collab_core.averaging.codecs.groups import num_rows, pack_scales, rows_of, unpack_scales
 
 CHUNK = 4096
-KEPT, KEPT_OF_AVERAGES = 64, 256
+KEPT = 512
+MAX_KEPT = CHUNK // 2
 SCALE_BYTES = 4
-SHIFTS = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
+
+Bits = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
-class TopKCodec:
-    """Positions take 12 bits, in rising order; values take two: the sign, and which of the chunk's two magnitudes.
+class TopKCodec(Codec):
+    """Two scales, the positions, and two bits per value: its sign, and which of the chunk's two magnitudes.
 
     Args:
-        kept: how many values of each chunk travel, a multiple of 4.
+        kept: how many values of each chunk travel: a power of two, from 8 to half of them.
     """
 
     name = "topk"
@@ -32,58 +38,101 @@ class TopKCodec:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._values_at = SCALE_BYTES + kept * 12 // 8
+        self._positions = _Positions(kept)
+        self._values_at = SCALE_BYTES + self._positions.num_bytes
         self._row_bytes = self._values_at + kept * 2 // 8
+
+    @functools.cached_property
+    def for_averages(self) -> TopKCodec:
+        return TopKCodec(min(4 * self._kept, MAX_KEPT))
 
     def encode(self, values: torch.Tensor, payload: bytearray, decoded: torch.Tensor) -> bool:
         if not is_finite(values):
             payload[:] = b"\xff" * len(payload)  # decodes to NaN
             return False
         rows = rows_of(values, CHUNK)
-        positions = rows.abs().topk(self._kept, sorted=False).indices.sort().values
-        kept = rows.gather(1, positions)
+        mask = torch.zeros(rows.shape, dtype=torch.bool)
+        mask.scatter_(1, rows.abs().topk(self._kept, sorted=False).indices, True)
+        kept = rows[mask].view(len(rows), -1)
         magnitudes = kept.abs().double()  # the sum of the largest numbers there are is finite too
         is_large = magnitudes >= magnitudes.mean(1, keepdim=True)
-        large = _mean_where(magnitudes, is_large)
-        small = _mean_where(magnitudes, ~is_large)
+        small, large = _mean_where(magnitudes, ~is_large), _mean_where(magnitudes, is_large)
 
-        content = torch.frombuffer(payload, dtype=torch.uint8).view(-1, self._row_bytes)
+        content = np.frombuffer(payload, np.uint8).reshape(-1, self._row_bytes)
         scales = pack_scales(torch.stack((small, large), dim=1).float(), most=1)
-        content[:, :SCALE_BYTES] = scales.view(torch.uint8)
-        content[:, SCALE_BYTES : self._values_at] = _pack_positions(positions)
-        codes = (kept < 0).to(torch.uint8) | (is_large.to(torch.uint8) << 1)
-        content[:, self._values_at :] = (codes.view(len(rows), -1, 4) << SHIFTS).sum(2, dtype=torch.uint8)
+        content[:, :SCALE_BYTES] = scales.view(torch.uint8).numpy()
+        content[:, SCALE_BYTES : self._values_at] = self._positions.pack(mask.numpy())
+        codes = torch.stack((kept < 0, is_large), dim=2).view(len(rows), -1)
+        content[:, self._values_at :] = _pack_bits(codes.numpy())
         self.decode(payload, decoded)
         return True
 
     def decode(self, payload: bytearray, decoded: torch.Tensor) -> None:
-        content = torch.frombuffer(payload, dtype=torch.uint8).view(-1, self._row_bytes)
-        positions = _unpack_positions(content[:, SCALE_BYTES : self._values_at])
-        if not bool((positions[:, 1:] > positions[:, :-1]).all()):  # one position twice: which value counts is chance
+        content = np.frombuffer(payload, np.uint8).reshape(-1, self._row_bytes)
+        mask = self._positions.unpack(content[:, SCALE_BYTES : self._values_at])
+        if mask is None:
             decoded.fill_(torch.nan)
             return
-        scales = unpack_scales(content[:, :SCALE_BYTES].contiguous().view(torch.int16))
-        codes = ((content[:, self._values_at :].unsqueeze(2) >> SHIFTS) & 3).view(-1, self._kept).to(torch.int64)
-        magnitudes = scales.gather(1, codes >> 1)
+        packed = torch.from_numpy(content[:, :SCALE_BYTES].copy()).view(torch.int16)
+        codes = torch.from_numpy(_unpack_bits(content[:, self._values_at :])).view(len(content), -1, 2)
+        magnitudes = unpack_scales(packed).gather(1, codes[:, :, 1].long())
         rows = torch.zeros(len(content), CHUNK)
-        rows.scatter_(1, positions, torch.where((codes & 1).bool(), -magnitudes, magnitudes))
+        rows[torch.from_numpy(mask)] = torch.where(codes[:, :, 0].bool(), -magnitudes, magnitudes).view(-1)
         decoded.copy_(rows.view(-1)[: len(decoded)])
 
     def encoded_bytes(self, num_values: int) -> int:
         return num_rows(num_values, CHUNK) * self._row_bytes
 
 
+class _Positions:
+    """Where the kept values of a chunk are. If they are half of all, one bit for each place says it.
+
+    If they are fewer, their lowest bits are written as they are. What is left of them rises slowly: it is counted up,
+    a 0 for one more and a 1 for a value (Elias and Fano; two bits more than the lowest ones, each).
+    """
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._low_bits = 0 if kept == MAX_KEPT else int(math.log2(CHUNK // kept))
+        self._high_size = CHUNK if kept == MAX_KEPT else 2 * kept
+        self._low_bytes = kept * self._low_bits // 8
+        self.num_bytes = self._low_bytes + self._high_size // 8
+
+    def pack(self, mask: Bits) -> Bits:
+        if not self._low_bits:
+            return _pack_bits(mask)
+        positions = np.nonzero(mask)[1].reshape(-1, self._kept)
+        low = (positions[:, :, None] >> np.arange(self._low_bits) & 1).astype(np.uint8)
+        high = np.zeros((len(mask), self._high_size), np.uint8)
+        np.put_along_axis(high, (positions >> self._low_bits) + np.arange(self._kept), 1, axis=1)
+        return np.concatenate((_pack_bits(low.reshape(len(mask), -1)), _pack_bits(high)), axis=1)
+
+    def unpack(self, packed: Bits) -> Bits | None:
+        """None: nobody packed this."""
+        high = _unpack_bits(packed[:, self._low_bytes :])
+        if (high.sum(1, dtype=np.int64) != self._kept).any():
+            return None
+        if not self._low_bits:
+            return high.astype(bool)
+        bits = _unpack_bits(packed[:, : self._low_bytes]).reshape(len(packed), self._kept, self._low_bits)
+        low = (bits.astype(np.int64) << np.arange(self._low_bits)).sum(2)
+        counted = np.nonzero(high)[1].reshape(-1, self._kept) - np.arange(self._kept)
+        positions = (counted << self._low_bits) + low
+        is_rising = (positions[:, 1:] > positions[:, :-1]).all()  # one position twice: which value counts is chance
+        if not is_rising or (positions >= CHUNK).any():
+            return None
+        mask = np.zeros((len(packed), CHUNK), bool)
+        np.put_along_axis(mask, positions, True, axis=1)
+        return mask
+
+
 def _mean_where(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (values * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def _pack_positions(positions: torch.Tensor) -> torch.Tensor:
-    """Two positions in three bytes."""
-    first, second = positions[:, 0::2], positions[:, 1::2]
-    three = torch.stack((first & 255, (first >> 8) | ((second & 15) << 4), second >> 4), dim=2)
-    return three.to(torch.uint8).view(len(positions), -1)
+def _pack_bits(bits: Bits) -> Bits:
+    return np.packbits(bits, axis=1, bitorder="little")
 
 
-def _unpack_positions(packed: torch.Tensor) -> torch.Tensor:
-    low, middle, high = packed.reshape(len(packed), -1, 3).to(torch.int64).unbind(2)
-    return torch.stack((low | ((middle & 15) << 8), (middle >> 4) | (high << 4)), dim=2).view(len(packed), -1)
+def _unpack_bits(packed: Bits) -> Bits:
+    return np.unpackbits(packed, axis=1, bitorder="little")
