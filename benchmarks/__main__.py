@@ -23,7 +23,8 @@ SUITES: dict[str, Suite | archive.ArchiveSuite | Experiment | growth.GrowthSuite
     "growth": growth.SUITE,
     "join": join.SUITE,
     "links": links.SUITE,
-    "loss": loss.SUITE,
+    "loss": loss.LIBRARY,
+    "loss-corpus": loss.CORPUS,
     "poison": poison.SUITE,
     "round": round_trip.SUITE,
     "unequal": unequal.SUITE,
@@ -65,4 +66,5 @@ def main() -> None:
         print(f"\nWritten: {record.path} and {arguments.output / name}.svg")
 
 
-main()
+if __name__ == "__main__":  # workers of `loss` import this file under another name
+    main()

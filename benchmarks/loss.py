@@ -1,60 +1,70 @@
 """How good the model is at equal tokens, and what that costs: bytes per peer, and time on a link of 10 Mbit/s.
 
-No network here: peers take turns on one core, and what they send each other is counted. See `benchmarks/losses`.
-Three stages, each resumable: the inner learning rate of every family of arms, the outer settings of `diloco`, then all
-arms with as many seeds as there are repeats.
+No network here: the peers of a training take turns on one core, and what they send each other is counted. See
+`benchmarks/losses`. First the inner learning rate of each family of arms is tuned, then the outer settings of `diloco`;
+then all arms are trained with as many seeds as there are repeats. Every core trains another arm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+import ctypes
+import multiprocessing
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from benchmarks.losses.arms import Arm
 from benchmarks.losses.results import Result
 from benchmarks.losses.tables import sweep_table, tables_of
-from benchmarks.losses.text import LibraryText, make_task
+from benchmarks.losses.text import library_text, make_task
 from benchmarks.losses.training import train
 from benchmarks.record import Entry, Record
 from collab_core.state.layout import Layout
 
-DATA = ("library", "corpus")
-TUNED_ON = DATA[0]
-LEARNING_RATES = (2e-3, 4e-3, 8e-3, 16e-3, 32e-3)  # upwards, until it gets worse
+LEARNING_RATES = (2e-3, 4e-3, 8e-3, 16e-3)
 FAMILIES = {
     "synchronous": Arm(name="ddp", kind="ddp"),
-    "local": Arm(name="diloco none", kind="diloco", outer_lr=0.7, momentum=0.5),
+    "local": Arm(name="diloco none", kind="diloco", outer_lr=1.0, momentum=0.5),
 }
-OUTERS = ((0.7, 0.9), (0.7, 0.5), (0.7, 0.3), (1.0, 0.5), (1.0, 0.3), (1.0, 0.0))
+OUTERS = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.3), (1.0, 0.0), (1.5, 0.0))
 OTHER_LOCAL_STEPS = (25, 100, 200)
-TOPK_LRS = (1.0,)
-FIRST = ("DDP", "diloco none", "diloco int4", "diloco int4, overlap", "diloco int4, H 100")
+TOPK_LRS = (1.5, 2.0)
+FEW_KEPT = 64  # as published, for models a thousand times as large
+FIRST = ("DDP", "diloco none", "diloco int4", "diloco topk", "diloco int4, overlap")
 """What the suite is about, more than about the others."""
 OVERLAP = 5
-TOPK_LOCAL_STEPS = (10,)
+PR_SET_PDEATHSIG = 1
 MIXES = (0.0, 0.5)
 
 
+@dataclass(frozen=True)
 class LossSuite:
     """Tune, then compare."""
 
-    title = "Held-out loss at equal tokens"
+    data: str
+    """Which text."""
+
+    @property
+    def title(self) -> str:
+        return f"Held-out loss at equal tokens, {self.data}"
 
     def run(self, record: Record, num_repeats: int) -> None:
-        for arm in self.swept(record):
-            self._train(record, arm, TUNED_ON, 0)
-        for seed, data, arm in sorted(product(range(num_repeats), DATA, self.arms(record)), key=_urgency):
-            self._train(record, arm, data, seed)
+        # what is tuned first decides with what the next stage is tuned
+        self._train_all(record, [(replace(arm, lr=rate), 0) for arm in FAMILIES.values() for rate in LEARNING_RATES])
+        self._train_all(record, [(arm, 0) for arm in self._outers(record)])
+        self._train_all(record, [(arm, 0) for arm in [*self._topks(record), *self._overlapping(record)]])
+        self._train_all(record, [(arm, 0) for arm in self.swept(record)])
+        everyone = product(range(num_repeats), self.arms(record))
+        self._train_all(record, sorted(((arm, seed) for seed, arm in everyone), key=_urgency))
 
     def arms(self, record: Record) -> list[Arm]:
         """Everyone who is compared, tuned."""
-        rates = {family: self._best_rate(record, arm) for family, arm in FAMILIES.items()}
-        synchronous, local = rates["synchronous"], rates["local"]
-        plain = self._best_outer(record, local)
-        topk = self._best(record, [replace(plain, codec="topk", outer_lr=lr, momentum=0.0) for lr in TOPK_LRS])
-        overlapping = self._best(record, [replace(plain, codec="int4", overlap=OVERLAP, mix=mix) for mix in MIXES])
+        synchronous, local = (self._best_rate(record, family) for family in FAMILIES)
+        plain = self._best(record, self._outers(record))
+        topk = self._best(record, self._topks(record))
+        overlapping = self._best(record, self._overlapping(record))
         return [
             Arm(name="alone", kind="alone", lr=local),
             Arm(name="DDP", kind="ddp", lr=synchronous),
@@ -68,62 +78,97 @@ class LossSuite:
             Arm(name="gossip", kind="gossip", lr=local),
         ]
 
-    def _best_rate(self, record: Record, arm: Arm) -> float:
-        losses: list[float] = []
-        for rate in LEARNING_RATES:
-            losses.append(self._train(record, replace(arm, lr=rate), TUNED_ON, 0)["losses"][-1])
-            if losses[-1] > min(losses):
-                break
-        return LEARNING_RATES[losses.index(min(losses))]
-
-    def _best_outer(self, record: Record, lr: float) -> Arm:
-        plain = Arm(name="diloco", kind="diloco", lr=lr)
-        return self._best(record, [replace(plain, outer_lr=outer, momentum=momentum) for outer, momentum in OUTERS])
-
     def swept(self, record: Record) -> list[Arm]:
-        """DDP, then `diloco` in fp32 with all outer settings, then the best of them and `topk` with other H."""
+        """DDP, then `diloco` in fp32 with all outer settings and with other H, then `topk`."""
         ddp, plain, topk = (arm for arm in self.arms(record) if arm.name in ("DDP", "diloco none", "diloco topk"))
-        outers = [replace(plain, outer_lr=outer, momentum=momentum) for outer, momentum in OUTERS]
         others = [replace(plain, local_steps=steps) for steps in OTHER_LOCAL_STEPS]
-        return [ddp, *outers, *others, topk, *(replace(topk, local_steps=steps) for steps in TOPK_LOCAL_STEPS)]
+        return [ddp, *self._outers(record), *others, *self._topks(record), replace(topk, keep=FEW_KEPT)]
+
+    # --- what is tuned ---
+
+    def _outers(self, record: Record) -> list[Arm]:
+        plain = replace(FAMILIES["local"], lr=self._best_rate(record, "local"))
+        return [replace(plain, outer_lr=outer, momentum=momentum) for outer, momentum in OUTERS]
+
+    def _topks(self, record: Record) -> list[Arm]:
+        plain = self._best(record, self._outers(record))
+        return [replace(plain, codec="topk", outer_lr=lr, momentum=0.0) for lr in TOPK_LRS]
+
+    def _overlapping(self, record: Record) -> list[Arm]:
+        plain = self._best(record, self._outers(record))
+        return [replace(plain, codec="int4", overlap=OVERLAP, mix=mix) for mix in MIXES]
+
+    def _best_rate(self, record: Record, family: str) -> float:
+        return self._best(record, [replace(FAMILIES[family], lr=rate) for rate in LEARNING_RATES]).lr
 
     def _best(self, record: Record, arms: Iterable[Arm]) -> Arm:
-        return min(arms, key=lambda arm: float(self._train(record, arm, TUNED_ON, 0)["losses"][-1]))
+        """With the first seed."""
+        return min(arms, key=lambda arm: self._final(record, arm))
 
-    def _train(self, record: Record, arm: Arm, data: str, seed: int) -> Entry:
-        key = {**_key(arm), "data": data, "repeat": seed}
-        if not record.entries_of(**key):
-            entry = train(arm, data, seed)
-            record.add({**key, **entry})
-            print(f"{seed + 1} {data:<8} {arm}: {entry['losses'][-1]:.4f} in {entry['cpu_seconds']:.0f} s", flush=True)
-        return record.entries_of(**key)[0]
+    def _final(self, record: Record, arm: Arm) -> float:
+        return float(record.entries_of(**self._key(arm, 0))[0]["losses"][-1])
 
-    def results(self, record: Record, data: str) -> list[Result]:
-        """Arms that were trained on this text, with the seeds they have so far."""
-        num_values = Layout.of(make_task(data, 0).build_model()).num_values
-        entries = {arm: record.entries_of(**_key(arm), data=data) for arm in self.arms(record)}
-        return [Result(arm, each, num_values) for arm, each in entries.items() if each]
+    # --- training ---
+
+    def _train_all(self, record: Record, trainings: Sequence[tuple[Arm, int]]) -> None:
+        """Those that are missing, as many at a time as there are cores."""
+        missing = {}
+        for arm, seed in trainings:
+            key = self._key(arm, seed)
+            if not record.entries_of(**key):
+                missing[tuple(key.items())] = arm, self.data, seed
+        if not missing:
+            return
+        with multiprocessing.get_context("spawn").Pool(initializer=_die_with_parent) as pool:
+            for (arm, _, seed), entry in pool.imap_unordered(_train, missing.values()):
+                record.add({**self._key(arm, seed), **entry})
+                print(f"seed {seed}: {entry['losses'][-1]:.4f} in {entry['cpu_seconds']:.0f} s, {arm}", flush=True)
+
+    def _key(self, arm: Arm, seed: int) -> Entry:
+        """What identifies a training; two names for the same one are one."""
+        settings = {name: value for name, value in asdict(arm).items() if name != "name"}
+        return {**settings, "data": self.data, "repeat": seed}
+
+    # --- what came out ---
+
+    def results(self, record: Record) -> list[Result]:
+        """Arms that were trained, with the seeds they have so far."""
+        num_values = Layout.of(make_task(self.data, 0).build_model()).num_values
+        results = []
+        for arm in self.arms(record):
+            key = self._key(arm, 0)
+            del key["repeat"]
+            if entries := record.entries_of(**key):
+                results.append(Result(arm, sorted(entries, key=lambda entry: int(entry["repeat"])), num_values))
+        return results
 
     def table(self, record: Record) -> str:
-        tables = [tables_of(self.results(record, data), data) for data in DATA]
-        sweep = [(arm, self._train(record, arm, TUNED_ON, 0)["losses"][-1]) for arm in self.swept(record)]
-        return "\n\n".join([f"Library: {LibraryText().describe()}", *tables, sweep_table(sweep)])
+        sweep = [(arm, self._final(record, arm)) for arm in self.swept(record)]
+        text = [f"Library: {library_text().describe()}"] if self.data == "library" else []
+        return "\n\n".join([*text, tables_of(self.results(record), self.data), sweep_table(sweep)])
 
     def plot(self, record: Record, path: Path) -> None:
         from benchmarks.losses.plots import draw
 
-        draw({data: self.results(record, data) for data in DATA}, path)
+        draw(self.data, self.results(record), path)
 
 
-def _urgency(training: tuple[int, str, Arm]) -> tuple[bool, bool]:
+Training = tuple[Arm, str, int]
+
+
+def _train(training: Training) -> tuple[Training, Entry]:
+    return training, train(*training)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _urgency(training: tuple[Arm, int]) -> tuple[bool, int]:
     """A suite that is stopped early has answered something: one seed of everyone, then more of the first arms."""
-    seed, data, arm = training
-    return data != TUNED_ON, seed > 0 and arm.name not in FIRST
+    arm, seed = training
+    return seed > 0 and arm.name not in FIRST, seed
 
 
-def _key(arm: Arm) -> Entry:
-    """What identifies a training; two names for the same one are one."""
-    return {name: value for name, value in asdict(arm).items() if name != "name"}
-
-
-SUITE = LossSuite()
+LIBRARY = LossSuite("library")
+CORPUS = LossSuite("corpus")

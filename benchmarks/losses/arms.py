@@ -8,7 +8,7 @@ from typing import Literal
 from collab_core.run.settings import RunSettings
 
 NUM_PEERS = 4
-NUM_STEPS = 400
+NUM_STEPS = 1600
 BATCH_SIZE = 4
 LOCAL_STEPS = 50
 WARM_UP = 0.05  # of the steps, where rounds are short enough for it
@@ -27,6 +27,8 @@ class Arm:
     """Of the inner steps."""
     local_steps: int = LOCAL_STEPS
     codec: str = "none"
+    keep: int = 1024
+    """Of `topk`: how many of 4096 values travel."""
     outer_lr: float = 0.7
     momentum: float = 0.9
     overlap: int = 0
@@ -55,6 +57,7 @@ class Arm:
         outer: dict[str, float] = {}
         if self.kind == "diloco":
             strategy |= {"name": "diloco", "local_steps": self.local_steps, "overlap_steps": self.overlap}
+            strategy |= {"keep": self.keep} if self.codec == "topk" else {}
             outer = {"lr": self.outer_lr, "momentum": self.momentum, "mix": self.mix}
         return RunSettings.model_validate(
             {

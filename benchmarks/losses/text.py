@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Library(Corpus):
 
     @cached_property
     def corpus(self) -> Any:
-        return LibraryText()
+        return library_text()
 
 
 class LibraryText:
@@ -65,6 +65,12 @@ class LibraryText:
         digest = blake3(self._texts[False].tobytes() + self._texts[True].tobytes()).hexdigest(8)
         train, held_out = (len(self._texts[kind]) / 1e6 for kind in (False, True))
         return f"{train:.1f} MB to learn, {held_out:.1f} MB held out, BLAKE3 {digest}"
+
+
+@cache
+def library_text() -> LibraryText:
+    """Read once per process."""
+    return LibraryText()
 
 
 TASKS: dict[str, type[TinyGPT]] = {"corpus": Corpus, "library": Library}

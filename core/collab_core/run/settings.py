@@ -59,7 +59,7 @@ class StrategySettings(Section):
     codec: Literal["none", "fp16", "int8", "int4", "topk"] = "fp16"
     """How values travel between peers: 4, 2, 1, about half a byte each, or only the largest (`topk`, only for
     `diloco`). What is lost is sent with the next round."""
-    keep: Literal[64, 128, 256, 512, 1024] = 512
+    keep: Literal[64, 128, 256, 512, 1024] = 1024
     """Only for the codec `topk`: how many of 4096 values travel; of averages four times as many, but at most half.
     Small models need more of them."""
     reduction: Literal["mean", "centered-clip", "trimmed-mean"] = "mean"

@@ -16,7 +16,7 @@ from collab_core.averaging.codecs.codec import Codec, is_finite
 from collab_core.averaging.codecs.groups import num_rows, pack_scales, rows_of, unpack_scales
 
 CHUNK = 4096
-KEPT = 512
+KEPT = 1024
 MAX_KEPT = CHUNK // 2
 SCALE_BYTES = 4
 
