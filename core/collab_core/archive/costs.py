@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collab_core.archive.version import Version
 
 SAMPLE_BYTES = 2**24
-MIN_TRIAL_S = 0.02
+MAX_SAMPLES = 5
+MIN_TRIALS, MIN_TRIAL_S = 3, 0.02
 
 
 class Prefer(enum.StrEnum):
@@ -84,17 +85,16 @@ def predict(archive: Archive, version: Version) -> dict[str, Cost]:
     write_s = _write_seconds(archive.folder, raw_bytes)
     costs: dict[str, Cost] = {}
 
-    sample = _sample(entries)
-    scale = raw_bytes / max(1, sum(entry.num_bytes for entry in sample))
     stored = sum(_stored(archive, entry) for entry in entries if entry in changed or base is None)
-    read_s = _seconds(lambda: [len(archive.store.read(entry)) for entry in sample])
-    costs["now"] = Cost(stored, stored, scale * read_s + write_s)
+    costs["now"] = Cost(stored, stored, _read_seconds(archive, entries) + write_s)
 
+    sample = _samples(entries)[0]
+    scale = raw_bytes / max(1, sum(entry.num_bytes for entry in sample))
     sizes, seconds = _trials(archive, sample, None)
     whole = Cost(round(scale * sizes), round(scale * sizes), scale * seconds + write_s)
     costs["full"] = whole
     if base is not None:
-        sample = _sample(changed)
+        sample = _samples(changed)[0]
         scale = changed_bytes / max(1, sum(entry.num_bytes for entry in sample))
         sizes, seconds = _trials(archive, sample, base)
         costs["delta"] = Cost(round(scale * sizes), round(scale * sizes), whole.seconds + scale * seconds)
@@ -135,7 +135,7 @@ def _trials(archive: Archive, sample: list[TensorEntry], base: Version | None) -
 def _seconds(action: Callable[[], object]) -> float:
     """How long something usually takes."""
     trials: list[float] = []
-    while len(trials) < 3 or sum(trials) < MIN_TRIAL_S:
+    while len(trials) < MIN_TRIALS or sum(trials) < MIN_TRIAL_S:
         start = time.perf_counter()
         action()
         trials.append(time.perf_counter() - start)
@@ -160,14 +160,26 @@ def _stored(archive: Archive, entry: TensorEntry) -> int:
     return min((place.item.size for place in archive.store.places(entry.digest())), default=0)
 
 
-def _sample(entries: list[TensorEntry]) -> list[TensorEntry]:
-    """Tensors of all sizes, as far as they fit into the sample; one at least.
+def _samples(entries: list[TensorEntry]) -> list[list[TensorEntry]]:
+    """Tensors of all sizes, as far as they fit into a sample, one at least; and others like them.
 
     Small ones matter too: finding a tensor takes as long as reading some hundred kilobytes of it.
     """
     by_size = sorted(entries, key=lambda entry: -entry.num_bytes)
-    every = math.ceil(sum(entry.num_bytes for entry in entries) / SAMPLE_BYTES)
-    return by_size[:: max(1, every)]
+    every = max(1, math.ceil(sum(entry.num_bytes for entry in entries) / SAMPLE_BYTES))
+    return [by_size[first::every] for first in range(min(every, len(by_size), MAX_SAMPLES))] or [[]]
+
+
+def _read_seconds(archive: Archive, entries: list[TensorEntry]) -> float:
+    """To read all of them. Every trial reads other ones: what was just read is in the processor's cache."""
+    samples = _samples(entries)
+    samples += samples[:1] * (MIN_TRIALS - len(samples))
+    taken = []
+    for sample in samples:
+        start = time.perf_counter()
+        num_bytes = sum(len(archive.store.read(entry)) for entry in sample)
+        taken.append((time.perf_counter() - start) / max(1, num_bytes))
+    return statistics.median(taken) * sum(entry.num_bytes for entry in entries)
 
 
 def _write_seconds(folder: Path, num_bytes: int) -> float:
