@@ -47,7 +47,8 @@ def main() -> None:
         how = ".venv/bin/pip install --constraint constraints.txt --editable '.[bench]'"
         parser.exit(2, f"What draws the plots is missing. Install it: {how}\n")
     until = time.monotonic() + 60 * arguments.minutes
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same way out, so that nothing is left behind
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # the same way out, so that nothing is left behind
     for name in arguments.suite or sorted(SUITES):
         suite = SUITES[name]
         if isinstance(suite, Experiment):
@@ -66,5 +67,5 @@ def main() -> None:
         print(f"\nWritten: {record.path} and {arguments.output / name}.svg")
 
 
-if __name__ == "__main__":  # workers of `loss` import this file under another name
+if __name__ == "__main__":
     main()

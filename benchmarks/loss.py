@@ -127,7 +127,7 @@ class LossSuite:
     def _key(self, arm: Arm, seed: int) -> Entry:
         """What identifies a training; two names for the same one are one."""
         settings = {name: value for name, value in asdict(arm).items() if name != "name"}
-        return {**settings, "data": self.data, "repeat": seed}
+        return {**settings, "num_steps": arm.num_steps, "data": self.data, "repeat": seed}
 
     # --- what came out ---
 

@@ -17,6 +17,7 @@ from typing import Any
 
 PAUSE_S = 0.002
 POLL_S = 0.2
+GONE_WITHIN_S = 2.0
 SHARED_MEMORY = Path("/dev/shm")
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
@@ -74,7 +75,10 @@ def _sweep(before: set[Path]) -> None:
     """Remove shared memory (`torch_<pid>_…`) whose process is gone; stock hivemind does not."""
     for path in set(SHARED_MEMORY.glob("torch_*")) - before:
         pid = path.name.split("_")[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while pid.isdigit() and (is_there := Path(f"/proc/{pid}").exists()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if pid.isdigit() and not is_there:
             path.unlink(missing_ok=True)
 
 

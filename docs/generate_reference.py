@@ -309,7 +309,7 @@ def _comments() -> dict[str, str]:
 
 def _allowed(schema: dict[str, Any]) -> str:
     if words := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
-        return ", ".join(f'`"{word}"`' for word in words)
+        return ", ".join(f"`{_toml(word)}`" for word in words)
     if "anyOf" in schema:
         return " or a ".join(_allowed(one) for one in schema["anyOf"])
     kinds = {

@@ -75,7 +75,7 @@ def sweep_table(sweep: Sequence[tuple[Arm, float]]) -> str:
         outer = [f"{arm.outer_lr:g}", f"{arm.momentum:g}"] if arm.kind == "diloco" else ["–", "–"]
         rows.append(
             [
-                arm.codec if arm.kind == "diloco" else "DDP",
+                _codec(arm),
                 _rhythm(arm),
                 *outer,
                 f"{loss:.3f}",
@@ -88,6 +88,12 @@ def sweep_table(sweep: Sequence[tuple[Arm, float]]) -> str:
 def markdown(rows: list[list[str]]) -> str:
     lined = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join(f"| {' | '.join(row)} |" for row in lined)
+
+
+def _codec(arm: Arm) -> str:
+    if arm.kind != "diloco":
+        return "DDP"
+    return f"{arm.codec}, {arm.keep} of 4096" if arm.codec == "topk" else arm.codec
 
 
 def _rhythm(arm: Arm) -> str:

@@ -45,7 +45,7 @@ MAX_REMEMBERED = 600  # peers that are gone among them
 REMEMBER_S = 3600.0
 MAX_NAMES = 1000
 MAX_ROWS = 20
-SILENT_S = 7.0  # records are made anew every 3 s
+SILENT_S = 10.0  # records are made anew every 3 s, and while no round is near, heard of after up to 5 s more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

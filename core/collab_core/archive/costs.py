@@ -171,15 +171,13 @@ def _samples(entries: list[TensorEntry]) -> list[list[TensorEntry]]:
 
 
 def _read_seconds(archive: Archive, entries: list[TensorEntry]) -> float:
-    """To read all of them. Every trial reads other ones: what was just read is in the processor's cache."""
+    """To read all of them, from samples that are each read once: what was just read is in the processor's cache."""
     samples = _samples(entries)
-    samples += samples[:1] * (MIN_TRIALS - len(samples))
-    taken = []
-    for sample in samples:
-        start = time.perf_counter()
-        num_bytes = sum(len(archive.store.read(entry)) for entry in sample)
-        taken.append((time.perf_counter() - start) / max(1, num_bytes))
-    return statistics.median(taken) * sum(entry.num_bytes for entry in entries)
+    if len(samples) < MIN_TRIALS:
+        return _seconds(lambda: [len(archive.store.read(entry)) for entry in entries])
+    start = time.perf_counter()
+    num_bytes = sum(len(archive.store.read(entry)) for sample in samples for entry in sample)
+    return (time.perf_counter() - start) / max(1, num_bytes) * sum(entry.num_bytes for entry in entries)
 
 
 def _write_seconds(folder: Path, num_bytes: int) -> float:

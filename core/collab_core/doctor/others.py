@@ -22,7 +22,7 @@ from collab_core.swarm.speed import measure
 
 logger = logging.getLogger(__name__)
 
-MAX_SKEW_S = RECORD_LIFETIME_S / 2
+MAX_SKEW_S = RECORD_LIFETIME_S / 4  # the rest of its life a record needs to get here
 """Records live for so long by the clock of who made them: with another clock they seem dead, or are not born yet."""
 ASK_TIMEOUT_S = 4.0
 SLOW = 1e6 / 8  # bytes per second

@@ -31,6 +31,7 @@ HEARTBEAT_S = 3.0  # a record is made anew
 STORE_PERIOD_S = 6.0  # it is stored in the DHT, for newcomers and for those whom news do not reach
 READ_PERIOD_S = 12.0  # everyone's are read there; that takes more bytes than all news
 FADING_S = RECORD_LIFETIME_S - STORE_PERIOD_S  # so near a record's end, the DHT has a newer one of whoever is alive
+FADING_PERIOD_S = 1.0  # how often it is read then
 STORE_TIMEOUT_S = 8.0  # a peer that just died holds up a request for 3 s; this must be longer, or nothing is stored
 READ_TIMEOUT_S = 5.0
 NEWS_PERIOD_S = 0.2
@@ -81,6 +82,8 @@ class Directory:
         self._news = News(self._take)
         self._sealed: tuple[PeerRecord, Note] | None = None
         self._last_news = -SILENCE_S
+        self._last_lapse = -RECORD_LIFETIME_S
+        """When a record ran out for want of a newer one."""
         self._calm_s = 0.0
         self._contacts: Sequence[str] = ()
         self._unfit: dict[str, float] = {}
@@ -132,28 +135,31 @@ class Directory:
         self._news.keep(note)
         return note
 
-    async def _store(self) -> None:
+    async def _store(self) -> bool:
+        """Whether anybody took it. A new one always: it has to last until the next is there."""
+        self._sealed = None
         note = self._note()
-        await self.node.store(
+        is_stored = await self.node.store(
             records_key(self.run_hash),
             value=note.value,
             subkey=note.peer_id,
             expiration_time=note.expires,
             await_all_replicas=False,
         )
+        return bool(is_stored)
 
     async def _store_loop(self) -> None:
         if self._record.role == "observer":
             return
         stored: PeerRecord | None = None
-        latest = 0.0
+        latest, is_stored = 0.0, False
         while True:
             now = time.monotonic()
-            period = HEARTBEAT_S if self._is_silent() else STORE_PERIOD_S
+            period = STORE_PERIOD_S if is_stored and not self._is_silent() else HEARTBEAT_S
             if now >= latest + period or (self._is_silent() and stored != self._record):
-                stored, latest = self._record, now
+                stored, latest, is_stored = self._record, now, False
                 try:
-                    await asyncio.wait_for(self._store(), timeout=STORE_TIMEOUT_S)
+                    is_stored = await asyncio.wait_for(self._store(), timeout=STORE_TIMEOUT_S)
                 except Exception as error:  # noqa: BLE001 - whatever the network does, the next heartbeat tries again
                     logger.debug("publishing our record failed: %r", error)
             await asyncio.sleep(DHT_PERIOD_S)
@@ -229,6 +235,7 @@ class Directory:
                 self._peers[peer_id] = peer
             for peer_id, peer in list(self._peers.items()):
                 if peer.expires <= now:
+                    self._last_lapse = time.monotonic()
                     del self._peers[peer_id]
                     events.append(("peer_left", peer, f"silent for {RECORD_LIFETIME_S:.0f} s"))
             moment = time.monotonic()
@@ -249,7 +256,7 @@ class Directory:
         latest = 0.0
         while True:
             now = time.monotonic()
-            period = HEARTBEAT_S if self._is_fading() else READ_PERIOD_S
+            period = FADING_PERIOD_S if self._is_fading() else READ_PERIOD_S
             if now >= latest + period or self._is_silent():
                 latest = now
                 try:
@@ -259,14 +266,18 @@ class Directory:
             await asyncio.sleep(DHT_PERIOD_S)
 
     def _is_fading(self) -> bool:
-        """Whether somebody may soon be gone from our view, of whom the DHT may know more."""
+        """Whether somebody may soon be gone from our view, or just went, of whom the DHT may know more."""
         soon = get_dht_time() + FADING_S
-        return any(peer.expires < soon for peer in self.peers())
+        has_lapsed = time.monotonic() < self._last_lapse + RECORD_LIFETIME_S
+        return has_lapsed or any(peer.expires < soon for peer in self.peers())
 
     # --- news ---
 
     def _is_silent(self) -> bool:
-        return time.monotonic() > self._last_news + self._calm_s + SILENCE_S
+        return time.monotonic() > self._last_news + self._calm_s + self._news_period() + SILENCE_S
+
+    def _news_period(self) -> float:
+        return NEWS_PERIOD_S + NEWS_PERIOD_PER_PEER_S * len(self._peers)
 
     def _neighbour(self) -> str | None:
         """The peer that everyone asks for news; it asks the next best one."""
@@ -292,7 +303,7 @@ class Directory:
             self._changed.clear()
             told = _turn(self._record)
             await self._hear_news()
-            await asyncio.sleep(NEWS_PERIOD_S + NEWS_PERIOD_PER_PEER_S * len(self._peers))
+            await asyncio.sleep(self._news_period())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout=NEWS_PERIOD_S)
             self._calm_s = min(CALM_SHARE * max(0.0, self.seconds_left() - NEAR_S), MAX_CALM_S)
