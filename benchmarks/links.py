@@ -18,10 +18,12 @@ PAD_S = 0.4
 MAX_OVERRUN = 1.05
 BATCH_SIZE = 4
 MODEL = {"layers": 4, "width": 128}
-LOCAL_STEPS = {"alone": 50, "diloco": 50, "diloco-100": 100}
+LOCAL_STEPS = {"alone": 50, "diloco": 50, "diloco-100": 100, "diloco-topk": 50}
+OVERLAP = 5
+"""Steps that are taken while a round is under way."""
 NUM_STEPS = {"ddp": 20, "hivemind": 8, "allreduce": 20}  # who averages every step needs no more to show it
 OTHER_STEPS = 200
-NUM_WARM_UP = {"diloco": 40, "diloco-100": 40, "hivemind": 2}
+NUM_WARM_UP = {"diloco": 40, "diloco-100": 40, "diloco-topk": 40, "hivemind": 2}
 TIMEOUT_S = 600
 
 
@@ -58,7 +60,7 @@ SUITE = Suite(
     title=f"Seconds per step of {PAD_S:g} s, {NUM_DEVICES} emulated devices",
     sizes=(10, 100),
     unit_of_size="Mbit/s",
-    arms=("alone", "ddp", "allreduce", "diloco", "diloco-100", "hivemind"),
+    arms=("alone", "ddp", "allreduce", "diloco", "diloco-100", "diloco-topk", "hivemind"),
     measure=measure,
     compared_with=("alone",),
     columns={"% of the time computing": _share, "kB sent per step": _kilobytes, "CPU s per step": _cpu},

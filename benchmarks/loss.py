@@ -11,11 +11,14 @@ import ctypes
 import multiprocessing
 import signal
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
+from benchmarks.links import OVERLAP
 from benchmarks.losses.arms import Arm
+from benchmarks.losses.costs import Links
 from benchmarks.losses.results import Result
 from benchmarks.losses.tables import sweep_table, tables_of
 from benchmarks.losses.text import library_text, make_task
@@ -32,9 +35,8 @@ OUTERS = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.3), (1.0, 0.0), (1.5, 0.0)
 OTHER_LOCAL_STEPS = (25, 100, 200)
 TOPK_LRS = (1.5, 2.0)
 FEW_KEPT = 64  # as published, for models a thousand times as large
-FIRST = ("DDP", "diloco none", "diloco int4", "diloco topk", "diloco int4, overlap")
+FIRST = ("DDP", "diloco none", "diloco int4", "diloco topk", "diloco int4, overlap", "diloco topk, overlap")
 """What the suite is about, more than about the others."""
-OVERLAP = 5
 PR_SET_PDEATHSIG = 1
 MIXES = (0.0, 0.5)
 
@@ -51,6 +53,7 @@ class LossSuite:
         return f"Held-out loss at equal tokens, {self.data}"
 
     def run(self, record: Record, num_repeats: int) -> None:
+        _links(record)
         # what is tuned first decides with what the next stage is tuned
         self._train_all(record, [(replace(arm, lr=rate), 0) for arm in FAMILIES.values() for rate in LEARNING_RATES])
         self._train_all(record, [(arm, 0) for arm in self._outers(record)])
@@ -74,7 +77,8 @@ class LossSuite:
             *(replace(plain, name=f"diloco {codec}", codec=codec) for codec in ("none", "fp16", "int8", "int4")),
             replace(topk, name="diloco topk"),
             replace(overlapping, name="diloco int4, overlap"),
-            replace(plain, name="diloco int4, H 100", codec="int4", local_steps=100),
+            replace(overlapping, name="diloco int4, overlap, H 100", local_steps=100),
+            replace(topk, name="diloco topk, overlap", overlap=OVERLAP, mix=overlapping.mix),
             Arm(name="gossip", kind="gossip", lr=local),
         ]
 
@@ -119,10 +123,19 @@ class LossSuite:
                 missing[tuple(key.items())] = arm, self.data, seed
         if not missing:
             return
-        with multiprocessing.get_context("spawn").Pool(initializer=_die_with_parent) as pool:
-            for (arm, _, seed), entry in pool.imap_unordered(_train, missing.values()):
-                record.add({**self._key(arm, seed), **entry})
-                print(f"seed {seed}: {entry['losses'][-1]:.4f} in {entry['cpu_seconds']:.0f} s, {arm}", flush=True)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(mp_context=context, initializer=_die_with_parent) as pool:
+            futures = {pool.submit(train, *training): training for training in missing.values()}
+            try:
+                for future in as_completed(futures):
+                    (arm, _, seed), entry = futures[future], future.result()
+                    record.add({**self._key(arm, seed), **entry})
+                    print(f"seed {seed}: {entry['losses'][-1]:.4f} in {entry['cpu_seconds']:.0f} s, {arm}", flush=True)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in multiprocessing.active_children():  # else they would be waited for
+                    child.kill()
+                raise
 
     def _key(self, arm: Arm, seed: int) -> Entry:
         """What identifies a training; two names for the same one are one."""
@@ -134,12 +147,12 @@ class LossSuite:
     def results(self, record: Record) -> list[Result]:
         """Arms that were trained, with the seeds they have so far."""
         num_values = Layout.of(make_task(self.data, 0).build_model()).num_values
-        results = []
+        links, results = _links(record), []
         for arm in self.arms(record):
             key = self._key(arm, 0)
             del key["repeat"]
             if entries := record.entries_of(**key):
-                results.append(Result(arm, sorted(entries, key=lambda entry: int(entry["repeat"])), num_values))
+                results.append(Result(arm, sorted(entries, key=lambda entry: int(entry["repeat"])), num_values, links))
         return results
 
     def table(self, record: Record) -> str:
@@ -153,11 +166,13 @@ class LossSuite:
         draw(self.data, self.results(record), path)
 
 
-Training = tuple[Arm, str, int]
-
-
-def _train(training: Training) -> tuple[Training, Entry]:
-    return training, train(*training)
+def _links(record: Record) -> Links:
+    links = Links.of(Record.open(record.path.parent / "links.json", is_fresh=False))
+    if links is None:
+        raise SystemExit(
+            "What arms cost on a slow link is measured by another suite. First run: python -m benchmarks links"
+        )
+    return links
 
 
 def _die_with_parent() -> None:

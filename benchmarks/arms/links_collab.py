@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.arms.device import Device, make_task
 from benchmarks.arms.trainer import enter_together, open_trainer
-from benchmarks.links import BATCH_SIZE, LOCAL_STEPS
+from benchmarks.links import BATCH_SIZE, LOCAL_STEPS, OVERLAP
 from benchmarks.team import Team
 from collab_trainer import Trainer, TrainerConfig
 
@@ -39,7 +39,10 @@ class Padded(Trainer):
 def run_text(arm: str, size: int) -> str:
     if arm == "allreduce":
         return RUN.format(name="allreduce", codec="fp16", more=f"target_batch_size = {size * BATCH_SIZE}")
-    return RUN.format(name="diloco", codec="int4", more=f"local_steps = {LOCAL_STEPS[arm]}\noverlap_steps = 10")
+    more = f"local_steps = {LOCAL_STEPS[arm]}\noverlap_steps = {OVERLAP}"
+    if arm == "diloco-topk":
+        return RUN.format(name="diloco", codec="topk", more=f"{more}\n[outer]\nlr = 1.5\nmomentum = 0.0")
+    return RUN.format(name="diloco", codec="int4", more=more)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from benchmarks.losses.arms import Arm
-from benchmarks.losses.costs import NUM_VALUES, Cost, cost_of
+from benchmarks.losses.costs import NUM_VALUES, Cost, Links
 from benchmarks.record import Entry
 
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's, two-sided, by the number of seeds
@@ -22,6 +22,7 @@ class Result:
     entries: list[Entry]
     num_values: int
     """Of the model that was trained."""
+    links: Links
 
     @cached_property
     def finals(self) -> list[float]:
@@ -40,7 +41,7 @@ class Result:
     @cached_property
     def cost(self) -> Cost:
         sent = statistics.mean(entry["sent"][-1] for entry in self.entries)
-        return cost_of(self.arm, sent / self.arm.num_steps * NUM_VALUES / self.num_values)
+        return self.links.cost_of(self.arm, sent / self.arm.num_steps * NUM_VALUES / self.num_values)
 
     def relative_to(self, other: Result) -> list[float]:
         """How much worse than another arm, in per cent, seed by seed."""
