@@ -165,7 +165,7 @@ class RunView(BaseModel):
     samples: int
     """Behind the state everyone should have."""
     tokens_per_sample: int | None
-    """None: the task does not count in tokens."""
+    """Null: the task does not count in tokens."""
     loss: float | None
     held_out_loss: float | None
     floor: float | None

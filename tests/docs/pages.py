@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 import sys
 from dataclasses import dataclass
@@ -63,13 +63,10 @@ def prose(page: Path) -> str:
     return _FENCE.sub("", page.read_text())
 
 
-def generator() -> ModuleType:
-    """docs/generate_reference.py as a module."""
-    name = "generate_reference"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+def generator(name: str = "generate_reference") -> ModuleType:
+    """docs/generate_reference.py as a module, or a part of it."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(DOCS))

@@ -37,5 +37,5 @@ def test_a_word_or_a_number_is_described_in_words() -> None:
         local_steps: Literal["auto"] | Annotated[int, Field(ge=1, le=1000)] = "auto"
         """Between two rounds."""
 
-    *_, row = generator()._section_table(Steps, "", {})
+    *_, row = generator("generator.run_file").section_table(Steps, "", {})
     assert row == '| `local_steps` | `"auto"` or a whole number, 1 to 1000 | `"auto"` | Between two rounds. |'
