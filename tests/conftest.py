@@ -13,6 +13,8 @@ from hub_endpoint import TOKEN, Hub, serve_hub
 from playwright.sync_api import Browser, sync_playwright
 from processes import SwarmOfProcesses
 
+from collab_core.archive import Archive
+
 ONE_AT_A_TIME = ("swarm", "lab")  # each of these folders keeps a core busy with several processes
 
 
@@ -67,6 +69,13 @@ def browser() -> Iterator[Browser]:
         opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Iterator[Archive]:
+    made = Archive(tmp_path / "archive")
+    yield made
+    made.close()
 
 
 @pytest.fixture
