@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -55,13 +54,6 @@ def is_all_there(archive: Archive, made: list[State], scratch: Path) -> bool:
 def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody cuts the power here, and there are hundreds of versions."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Iterator[Archive]:
-    made = Archive(tmp_path / "archive")
-    yield made
-    made.close()
 
 
 def test_no_pattern_of_garbage_collection_makes_a_long_way(tmp_path: Path) -> None:

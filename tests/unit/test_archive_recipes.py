@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +31,6 @@ save_file(weights, output + "/model.safetensors")
 """
 COPY = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2])"
 COMMAND = [sys.executable, "train.py", "{parent}", "{output}", "step.txt"]
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Iterator[Archive]:
-    made = Archive(tmp_path / "archive")
-    yield made
-    made.close()
 
 
 @pytest.fixture
