@@ -94,6 +94,11 @@ def describe(event: dict[str, Any]) -> str | None:
             return _hidden(event)
         case "address_changed":
             return f"[cyan]This machine moved from {event['old']} to {event['new']}: connecting again.[/cyan]"
+        case "port_changed":
+            return (
+                f"[yellow]Port {event['old']} of the last time is taken: listening at {event['new']}. Invites that "
+                f"name the old one lead nowhere; with --port {event['old']} it is that one or none.[/yellow]"
+            )
         case "peer_joined":
             return f"[green]+ {name}[/green] ({event['role']}) is here"
         case "peer_left":

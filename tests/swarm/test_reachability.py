@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,3 +120,14 @@ def test_a_peer_that_comes_back_joins_through_those_it_met_when_the_invites_peer
     again.join(RUN_HASH)
     wait_until(lambda: friend.peer_id in {peer.peer_id for peer in again.peers()}, "the friend to be seen")
     wait_until(lambda: peer_id in {peer.peer_id for peer in friend.peers()}, "the same peer to be seen again")
+
+
+def test_a_port_that_was_taken_meanwhile_is_told_of(tmp_path: Path, closing: Closing) -> None:
+    with contextlib.ExitStack() as once:
+        old = port_of(start(tmp_path / "peer", once.callback))
+    with socket.create_server(("127.0.0.1", old)):
+        new = port_of(start(tmp_path / "peer", closing))
+    events = [json.loads(line) for line in (tmp_path / "peer" / "events.jsonl").read_text().splitlines()]
+    (changed,) = [event for event in events if event["event"] == "port_changed"]
+    assert (changed["old"], changed["new"]) == (old, new)
+    assert old != new

@@ -77,7 +77,7 @@ class Swarm(Directory):
         )
         super().__init__(identity, record, Reactor(), events)
         self.on_new_peer = self._remember
-        self._transport = Transport(config, folder, self._identity_path, identity.peer_id, self.reactor)
+        self._transport = Transport(config, folder, self._identity_path, identity.peer_id, self.reactor, events)
         self.grant = ""
         """The organiser's signature under our peer ID, if we are one of their auxiliaries."""
         self._presence: Presence | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from collab_core.swarm.daemon import Daemon, free_port
 from collab_core.swarm.presence import Presence
 from collab_core.swarm.reactor import Reactor
 from collab_core.swarm.record import Mode
-
-logger = logging.getLogger(__name__)
+from collab_core.telemetry.events import EventLog
 
 EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 RELAY_TIMEOUT_S = 8.0
@@ -42,10 +40,16 @@ class Transport:
     """One daemon at a time, and hivemind's way of talking to it."""
 
     def __init__(
-        self, config: SwarmConfig, folder: StateFolder, identity_path: Path, peer_id: str, reactor: Reactor
+        self,
+        config: SwarmConfig,
+        folder: StateFolder,
+        identity_path: Path,
+        peer_id: str,
+        reactor: Reactor,
+        events: EventLog,
     ) -> None:
         self._config, self._folder, self._identity_path = config, folder, identity_path
-        self._peer_id, self._reactor = peer_id, reactor
+        self._peer_id, self._reactor, self._events = peer_id, reactor, events
         self._daemon: Daemon | None = None
         self.p2p: Any = None
         self.port = 0
@@ -117,8 +121,9 @@ class Transport:
         except SwarmError as error:
             if error.code is not Code.PORT_TAKEN or config.port is not None or not wanted:
                 raise
-        logger.warning("Port %d of the last time is taken; taking another one. The old invite will not work.", wanted)
-        return start(0)
+        daemon = start(0)
+        self._events.write("port_changed", old=wanted, new=self.port)
+        return daemon
 
     async def _connect(self, daemon: Daemon, mode: Mode) -> Presence:
         # Each peer keeps its sockets in its daemon's folder, which is removed with it.
