@@ -11,6 +11,7 @@ import html
 import itertools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from rich.markup import render
 
 from collab_cli.lines import describe
 from collab_cli.stopping import LEAVE_WITHIN_S, PARENT_VARIABLE
+from collab_core.errors import ConfigError
+from collab_core.run.invite import Invite
 
 LOOK_S = 1.0
 HOST_S = 120.0
@@ -32,23 +35,26 @@ WIDTH, HEIGHT, MARGIN = 720, 240, 44
 STYLE = "font-family: ui-monospace, monospace; font-size: 13px; white-space: pre-wrap; margin: 0"
 
 
-def join(
-    invite: str, *, name: str = "", hours: float = 0, state_dir: str = "collab-trainer", options: str = ""
-) -> None:
+def join(invite: str, *, name: str = "", hours: float = 0, state_dir: str = "", options: str = "") -> None:
     """Train with the others until stopped, until the time is over, or until the run is.
 
     Args:
         invite: what the organiser gave you.
         name: what others see; empty: a friendly one.
         hours: be gone after so many; 0: as long as the notebook may run.
-        state_dir: where this peer keeps its things; the same folder is the same peer.
+        state_dir: where this peer keeps its things; the same folder is the same peer. Empty: one for each run.
         options: more options of `collab train`, as on a command line.
     """
     if not invite.strip():
         _show(_words("Paste the invite that the organiser gave you into the form above, and run this cell again."))
         return
-    more = [*(["--name", name] if name else []), *(["--hours", str(hours)] if hours else []), *options.split()]
-    peer = Peer(Path(state_dir), "train", invite, *more)
+    try:
+        more = shlex.split(options)
+    except ValueError as error:
+        _show(_words(f"The options in the form above cannot be read: {error}."))
+        return
+    more += [*(["--name", name] if name else []), *(["--hours", str(hours)] if hours else [])]
+    peer = Peer(Path(state_dir) if state_dir else _folder_for(invite), "train", invite, *more)
     draw = _show(_words("Starting…"))
     with peer.until_left():
         while peer.is_running():
@@ -57,16 +63,16 @@ def join(
     draw(peer.picture())
 
 
-def host(run: str = "my-run", *, state_dir: str = "collab-aux", options: str = "") -> str:
+def host(run: str = "my-run", *, state_dir: str = "", options: str = "") -> str:
     """Write a run if there is none, and keep it going beside this notebook; returns its invite."""
     if not Path(run).exists():
         subprocess.run([sys.executable, "-m", "collab_cli", "new", run], check=True, stdout=subprocess.DEVNULL)
-    folder = Path(state_dir).absolute()
+    folder = Path(state_dir or f"collab-aux-{Path(run).name}").absolute()
     invite = folder / "invite"
     if folder in _hosted and _hosted[folder].is_running():  # the cell is run again
         return invite.read_text().strip()
     invite.unlink(missing_ok=True)
-    peer = Peer(folder, "aux", run, "--invite-file", str(invite), *options.split())
+    peer = Peer(folder, "aux", run, "--invite-file", str(invite), *shlex.split(options))
     deadline = time.monotonic() + HOST_S
     try:
         while peer.is_running() and time.monotonic() < deadline:
@@ -80,6 +86,14 @@ def host(run: str = "my-run", *, state_dir: str = "collab-aux", options: str = "
     peer.stop()
     _show(_words(peer.output()))
     return ""
+
+
+def _folder_for(invite: str) -> Path:
+    """One run, one key: who comes back is the same peer, and nobody can tell that it is in another run too."""
+    try:
+        return Path(f"collab-trainer-{Invite.decode(invite).run_hash.hex()[:8]}")
+    except ConfigError:
+        return Path("collab-trainer")  # the command will say what is wrong with the invite
 
 
 _hosted: dict[Path, Peer] = {}

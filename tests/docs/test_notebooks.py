@@ -101,7 +101,7 @@ def test_all_three_contribute_to_a_run(
         await asyncio.gather(
             run(kaggle, tmp_path / "kaggle", lambda: {"kaggler", "colaber"} <= contributors(log)),
             run(colab, tmp_path / "colab", lambda: {"kaggler", "colaber"} <= contributors(log)),
-            run(solo, alone, lambda: bool(contributors(alone / "collab-aux" / "events.jsonl"))),
+            run(solo, alone, lambda: bool(contributors(alone / "collab-aux-my-run" / "events.jsonl"))),
         )
 
     asyncio.run(all_at_once())
@@ -109,7 +109,7 @@ def test_all_three_contribute_to_a_run(
         assert "Thank you!" in text_of(notebook), text_of(notebook)[-3000:]
     assert "contributed" in text_of(solo)
     assert "collab train collab1_" in text_of(solo)
-    assert contributors(alone / "collab-aux" / "events.jsonl")
+    assert contributors(alone / "collab-aux-my-run" / "events.jsonl")
     assert {"kaggler", "colaber"} <= contributors(log)
 
 
