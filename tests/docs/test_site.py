@@ -71,6 +71,8 @@ def test_a_new_run_has_a_page_to_join_by(tmp_path: Path) -> None:
     assert "Join green-otter</h1>" in page
     assert "collab train collab1_abcdef" in re.sub("<[^>]*>", "", page)
     assert all(not is_external(link) for link in Html(page).loads)
+    for template, needed in ((Template.CAUSAL_LM, "--data-dir"), (Template.CUSTOM, "pip install green-otter-task")):
+        assert needed in template_files("green-otter", template)["join.md"].decode()
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,28 @@ width = 16
 """,
 }
 
+TO_BRING_HERE = "<!-- what to bring -->\n"
+TO_BRING = {
+    Template.CAUSAL_LM: """\
+You bring the text: plain text files in a folder called `data`. Say where that folder is, with `--data-dir` behind every
+`collab train` below, or in the form of the notebook under *options*:
+
+```text
+collab train collab1_… --data-dir FOLDER-WITH-DATA-IN-IT
+```
+
+""",
+    Template.CUSTOM: """\
+What is trained comes in a package of its own. Install it where Collab is installed, and only if you trust who wrote it:
+
+```text
+pip install my-run-task
+```
+
+""",
+}
+"""What a volunteer needs besides the invite, on the join page."""
+
 _TEMPLATE = """\
 # A Collab run. It is valid as it stands:
 #     collab aux my-run      signs it, starts the first peer and prints the invite
@@ -133,7 +155,7 @@ max_epochs = 0                    # the run ends after so many; 0 means it has n
 
 [checkpoints]
 every = 1                         # epochs between two versions in an auxiliary's archive; 0 keeps none
-keep = 20                         # newest versions that stay; of older ones, every 10th and 100th epoch
+keep = 20                         # newest versions that stay; of older ones, every 10th epoch does
 prefer = "balanced"               # old versions: "storage" keeps them small, "speed" quick to get back
 evaluate = 10                     # epochs between two measurements of the loss on held-out data; 0 never
 remote = ""                       # where whole states go too: owner/name on the Hub, or a folder
@@ -166,8 +188,12 @@ def run_template(name: str, template: Template = Template.TINY_GPT) -> str:
 
 def template_files(name: str, template: Template) -> dict[str, bytes]:
     """Files to write beside the run file: path in the run's folder, content."""
+
+    def made(text: str) -> bytes:
+        return _renamed(text.replace(TO_BRING_HERE, TO_BRING.get(template, "")), name).encode()
+
     return {
-        _renamed(path.relative_to(folder).as_posix(), name): _renamed(path.read_text(encoding="utf-8"), name).encode()
+        _renamed(path.relative_to(folder).as_posix(), name): made(path.read_text(encoding="utf-8"))
         for folder in (FOLDER / PAGE, FOLDER / template.value)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
