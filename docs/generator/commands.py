@@ -87,7 +87,7 @@ def cli_page() -> str:
         "",
         "Every command answers `--help` with what stands here. It exits with 0 when it is done or was stopped by a",
         "person, with 2 when the person can mend what is wrong (see [Errors](errors.md)), and with 1 when the run",
-        "failed.",
+        "failed; with 3 when it was asked to leave and could not within 9 s, with 130 after a second Ctrl-C.",
         "",
         "Settings that must be the same for everyone are in the [run file](run-file.md). Options are the business of",
         "whoever types them.",

@@ -128,6 +128,9 @@ def test_the_front_page_and_the_pages_for_organisers_and_volunteers_work_as_writ
     assert "aux" in table
     look_on(terminals, [text for text in todo if text.startswith(("collab watch", "collab sample"))])
     leave(terminals, trainer)
+    (recover,) = [text for text in todo if text.startswith("collab models")]
+    said = terminals.finish(terminals.start(typed(recover)))
+    assert (terminals.folder / "model" / "model.safetensors").exists(), said
 
     looks += [text for text in todo if text.startswith(("collab doctor", "collab tune", "collab dashboard"))]
     others = [text for text in todo if is_peer(text) and text not in (first_aux, first_trainer)] + looks
