@@ -78,6 +78,7 @@ class Table:
                 tools=tools[index],
                 weight_cap=float(self._settings.limits.max_samples_per_peer),
                 timeout_s=TIMEOUT_S,
+                patience_s=TIMEOUT_S,
                 connect=lambda to, me=me: self._connect(me, to, sides, serving),  # type: ignore[misc]
                 on_refused=_refused,
                 fail_at=None,

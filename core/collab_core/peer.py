@@ -231,6 +231,7 @@ class Peer:
     def catch_up(self, reason: str) -> None:
         """Get the state of the history that wins, if it is not ours."""
         if self.holding.catch_up(reason):
+            self.averager.settle_doubts()
             self._epoch_started = time.monotonic()
 
     def is_alone(self) -> bool:

@@ -11,13 +11,14 @@ import torch
 from collab_core.averaging.buffers import Buffers
 from collab_core.averaging.codecs import CODECS
 from collab_core.averaging.feedback import ErrorFeedback
-from collab_core.averaging.group import Member, name_group
+from collab_core.averaging.group import MIN_PART_VALUES, MIN_PARTS, Member, name_group
 from collab_core.averaging.part_sum import Tools
 from collab_core.averaging.reduction import Reduction
 from collab_core.averaging.wire import Frame, Kind
 
 NUM_VALUES = 8
 WITHIN_S = 5.0
+PATIENCE_S = 1.0
 
 
 class Stream:
@@ -65,6 +66,7 @@ def test_a_part_is_done_without_a_sender_that_fails(
             tools=Tools(CODECS["none"], ErrorFeedback(NUM_VALUES).draft(), Buffers(), thread),
             weight_cap=10.0,
             timeout_s=WITHIN_S,
+            patience_s=PATIENCE_S,
             connect=lambda peer_id: asyncio.get_running_loop().create_future(),
             on_refused=lambda peer_id, why, lie: refused.append((why, lie)),
             fail_at=None,
@@ -82,3 +84,82 @@ def test_a_part_is_done_without_a_sender_that_fails(
     assert reason in missing["odd"]
     assert average == pytest.approx([(2 / 3) ** 2] * NUM_VALUES)  # above twice the smaller norm, whoever sends
     assert [lie for _, lie in refused] == ([] if is_lie is None else [is_lie])
+
+
+class SlowStream:
+    """Sends a little now and then, never silent for long."""
+
+    async def receive(self, num_bytes: int) -> Frame:
+        await asyncio.sleep(0.3)
+        return Frame(Kind.PART, 1.0, bytearray(num_bytes))
+
+
+def test_a_sender_that_is_never_silent_and_never_done_is_left_out_in_time() -> None:
+    num_values = MIN_PARTS * MIN_PART_VALUES
+
+    async def scene(thread: ThreadPoolExecutor) -> dict[str, str]:
+        members = [
+            Member(peer_id="me", epoch=0, weight=1.0, norm=1e3, can_reduce=True),
+            Member(peer_id="slow", epoch=0, weight=1.0, norm=1e3, can_reduce=False),
+        ]
+        reduction = Reduction(
+            me="me",
+            group=name_group(bytes(16), members),
+            contribution=torch.ones(num_values),
+            num_values=num_values,
+            epoch=0,
+            tools=Tools(CODECS["none"], ErrorFeedback(num_values).draft(), Buffers(), thread),
+            weight_cap=10.0,
+            timeout_s=0.5,
+            patience_s=PATIENCE_S,
+            connect=lambda peer_id: asyncio.get_running_loop().create_future(),
+            on_refused=lambda peer_id, why, lie: None,
+            fail_at=None,
+        )
+        reduction._started.add("slow")
+        receiving = asyncio.create_task(reduction._receive(SlowStream(), "slow"))  # type: ignore[arg-type]
+        await asyncio.wait_for(reduction.run(), PATIENCE_S + 1.0)
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+        return reduction.lost
+
+    with ThreadPoolExecutor(1) as thread:
+        assert asyncio.run(scene(thread)) == {"slow": "too slow"}
+
+
+class DeafStream:
+    """Takes nothing."""
+
+    is_closed = False
+
+    async def send(self, frame: Frame) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_who_does_not_read_its_averages_is_hung_up_on() -> None:
+    async def scene(thread: ThreadPoolExecutor) -> None:
+        member = Member(peer_id="me", epoch=0, weight=1.0, norm=3.0, can_reduce=True)
+        reduction = Reduction(
+            me="me",
+            group=name_group(bytes(16), [member]),
+            contribution=torch.ones(NUM_VALUES),
+            num_values=NUM_VALUES,
+            epoch=0,
+            tools=Tools(CODECS["none"], ErrorFeedback(NUM_VALUES).draft(), Buffers(), thread),
+            weight_cap=10.0,
+            timeout_s=0.1,
+            patience_s=PATIENCE_S,
+            connect=lambda peer_id: asyncio.get_running_loop().create_future(),
+            on_refused=lambda peer_id, why, lie: None,
+            fail_at=None,
+        )
+        deaf = DeafStream()
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reduction._send(deaf, Frame(Kind.AVERAGE)), WITHIN_S)  # type: ignore[arg-type]
+        assert deaf.is_closed
+
+    with ThreadPoolExecutor(1) as thread:
+        asyncio.run(scene(thread))

@@ -136,6 +136,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._fail_at = fail_at
         self._rounds: dict[bytes, Reduction] = {}
         self._told: set[tuple[str, str]] = set()
+        self._in_doubt: set[int] = set()
+        """Epochs whose round failed here after we began to send: the others may have ended it with what we sent."""
         self._registered = asyncio.Condition()
         self._draining: set[asyncio.Task[None]] = set()
         self._matchmaking = Matchmaking(
@@ -195,15 +197,21 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         """Find a group and average in it. Never raises for what others do: the outcome tells.
 
         Once `stop` is set a round under way gets a few seconds to finish, then it is left.
+
+        Raises:
+            RunError: DAEMON_FAILED, our network is gone.
         """
         future = self._swarm.reactor.spawn(self._round(request))
         grace = 0.0
-        while grace < LEAVING_GRACE_S:
-            done, _ = concurrent.futures.wait([future], timeout=STOP_POLL_S)
-            if done:
-                return future.result()
-            grace += STOP_POLL_S if stop.is_set() else 0.0
-        future.cancel()
+        try:
+            while grace < LEAVING_GRACE_S:
+                done, _ = concurrent.futures.wait([future], timeout=STOP_POLL_S)
+                if done:
+                    return future.result()
+                self._swarm.check_alive()  # without a network whoever is patient would wait for ever
+                grace += STOP_POLL_S if stop.is_set() else 0.0
+        finally:
+            future.cancel()
         return RoundOutcome(failure="left in the middle of the round")
 
     def save_feedback(self, path: Path) -> None:
@@ -213,6 +221,11 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
     def forget_feedback(self) -> None:
         """Owe nobody anything any more."""
         self._toolbox.forget_feedback()
+
+    def settle_doubts(self) -> None:
+        """The others went on without us. What we owed in a round that failed only here may have been paid already."""
+        while self._in_doubt:
+            self._toolbox.forget_feedback(self._in_doubt.pop())
 
     def restore_feedback(self, path: Path) -> None:
         """Take up what was kept, before the first round."""
@@ -248,6 +261,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         try:
             average = await asyncio.wait_for(reduction.run(), self._deadline_s(request.epoch))
             tools.feedback.commit()
+            self._in_doubt.discard(request.epoch)
             self._tell_clipped(group, request.epoch)
             outcome.average = average if request.wants_average else None
             if not request.wants_average:  # all we do is to serve, so that is what the outcome should tell
@@ -255,8 +269,10 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
                 self.give_back(average)
         except RoundFailed as error:
             outcome.failure = str(error)
+            self._in_doubt.add(request.epoch)
         except TimeoutError:
             outcome.failure = f"not finished within {self._deadline_s(request.epoch):.0f} s"
+            self._in_doubt.add(request.epoch)
         finally:
             self._matchmaking.finished()
             drain = asyncio.create_task(self._drain(group.group_id, reduction))
@@ -334,6 +350,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             tools=tools,
             weight_cap=self._weight_cap,
             timeout_s=self._timeout_s,
+            patience_s=self._deadline_s(request.epoch) - self._timeout_s,
             connect=self._connect,
             on_refused=self._on_refused,
             fail_at=self._fail_at,

@@ -140,7 +140,7 @@ def round_key(layout_hash: bytes, epoch: int, parent_root: str) -> bytes:
 
 def check_weight(weight: float, cap: float) -> str:
     """Why a weight is refused; empty if it is fine."""
-    if not math.isfinite(weight) or weight < 0:
+    if not math.isfinite(weight) or weight < 0 or 0 < weight < 1:
         return f"weight {weight!r} is not a number of samples"
     if weight > cap:
         return f"weight {weight:g} is above the run's limit of {cap:g} samples per peer and epoch"

@@ -269,7 +269,7 @@ class Matchmaking:
                 follower.noticed.set()
         door: float | None = None
         while not call.should_stop() and self._better_leader(call, tried) is None:
-            present = {peer_id for peer_id, follower in self._followers.items() if follower.key == call.key}
+            present = self._present(call)
             members = [call.me, *(self._followers[peer_id].member for peer_id in present)]
             has_work = len(members) > 1 and any(member.weight > 0 for member in members)
             if deadline is None and has_work:
@@ -293,6 +293,16 @@ class Matchmaking:
             except TimeoutError:
                 continue
         return None
+
+    def _present(self, call: Call) -> set[str]:
+        """Who waits for this round."""
+        waiting = {peer_id: follower for peer_id, follower in self._followers.items() if follower.key == call.key}
+        for peer_id, follower in waiting.items():
+            if follower.member.epoch != call.me.epoch:  # the others would refuse the whole group for it
+                self._refused.add(peer_id)
+                self._on_refused(peer_id, "asked to join the round of one epoch and declared another", True)
+                self._answer(follower, averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION))
+        return waiting.keys() & self._followers.keys()
 
     def _close(self, members: list[Member]) -> Group:
         token = secrets.token_bytes(GROUP_ID_BYTES)

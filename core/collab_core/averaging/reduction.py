@@ -70,6 +70,7 @@ class Reduction:
         tools: Tools,
         weight_cap: float,
         timeout_s: float,
+        patience_s: float,
         connect: Callable[[str], Awaitable[PartStream]],
         on_refused: Refusal,
         fail_at: FailAt | None,
@@ -82,7 +83,7 @@ class Reduction:
         self._mine = next(member for member in group.members if member.peer_id == me)
         self._contribution = contribution if self._mine.weight > 0 else None
         self._epoch, self._tools, self._codec = epoch, tools, tools.codec
-        self._weight_cap, self._timeout_s = weight_cap, timeout_s
+        self._weight_cap, self._timeout_s, self._patience_s = weight_cap, timeout_s, patience_s
         self._connect, self._on_refused, self._fail_at = connect, on_refused, fail_at
         self._plan = group.parts(num_values)
         self._reducer = Reducer(
@@ -91,6 +92,8 @@ class Reduction:
         self.share = sum(part.num_values for part in self._reducer.parts) / num_values
         self._reducer.on_part_done = self._after_a_part
         self._started: set[str] = {me}
+        self._received: set[str] = {me}
+        """Senders of whom we have everything."""
         self._serving: set[str] = set()
         self._is_over = False
         self._watch: asyncio.Task[None] | None = None
@@ -99,7 +102,7 @@ class Reduction:
 
     async def run(self) -> torch.Tensor:
         """Everything this peer needs from the round; raises RoundFailed unless every part arrived."""
-        self._watch = asyncio.create_task(self._ban_those_who_never_start())
+        self._watch = asyncio.create_task(self._ban_the_slow())
         others = [peer_id for peer_id in self._plan if peer_id != self.me]
         tasks = [asyncio.create_task(self._reduce_mine())]
         if self._mine.weight > 0 or self._mine.wants_average:
@@ -216,13 +219,17 @@ class Reduction:
         if self._fail_at is not None:
             self._fail_at.reached("reduce", self._epoch)
 
-    async def _ban_those_who_never_start(self) -> None:
-        await asyncio.sleep(min(START_TIMEOUT_S, self._timeout_s))
+    async def _ban_the_slow(self) -> None:
+        """Who never starts is gone; who sends a little now and then must not hold up everybody's round."""
         if not self._reducer.parts:
             return  # nobody has to send to us
-        for sender in self.group.senders:
-            if sender not in self._started:
-                self._lose(sender, "never started to send")
+        start_s = min(START_TIMEOUT_S, self._timeout_s)
+        await asyncio.sleep(start_s)
+        for sender in self.group.senders.keys() - self._started:
+            self._lose(sender, "never started to send")
+        await asyncio.sleep(self._patience_s - start_s)
+        for sender in self.group.senders.keys() - self._received:
+            self._lose(sender, "too slow")
 
     def _lose(self, sender: str, reason: str) -> None:
         if sender not in self._reducer.banned:
@@ -248,8 +255,16 @@ class Reduction:
 
     async def _end(self, stream: PartStream, kind: Kind) -> None:
         if kind is not Kind.END:  # whoever got all averages knows that this is the end
-            await stream.send(Frame(kind))
+            await self._send(stream, Frame(kind))
         await stream.finish(self._timeout_s)
+
+    async def _send(self, stream: PartStream, frame: Frame) -> None:
+        """Whoever does not read what it asked for is not waited for."""
+        try:
+            await asyncio.wait_for(stream.send(frame), 2 * self._timeout_s)
+        except TimeoutError:
+            stream.close()
+            raise ConnectionResetError from None
 
     async def _answer(self, stream: PartStream, sender: str) -> Kind:
         """Send the averages; returns how it ended."""
@@ -262,7 +277,7 @@ class Reduction:
                     result.cancel()
                     return Kind.REFUSED
                 payload = await result
-                await stream.send(Frame(Kind.AVERAGE, payload=payload))
+                await self._send(stream, Frame(Kind.AVERAGE, payload=payload))
                 self.bytes_sent += len(payload)
             # if everything was averaged and then it sent more, it gets no good end either
             return Kind.END if await receiving else Kind.REFUSED
@@ -292,6 +307,7 @@ class Reduction:
                 self.bytes_received += num_bytes
                 await adding.then(self._reducer.add(sender, index, frame.payload))
             await adding.done()
+            self._received.add(sender)
             last = await asyncio.wait_for(stream.receive(0), self._timeout_s)
             if last is not None and last.kind is not Kind.END:
                 raise Refused(f"sent more than its {len(parts)} parts")

@@ -66,9 +66,9 @@ class Toolbox:
         for turn, feedback in enumerate(self._feedback):
             feedback.restore(_numbered(path, turn), run_id)
 
-    def forget_feedback(self) -> None:
-        """Owe nobody anything any more."""
-        for feedback in self._feedback:
+    def forget_feedback(self, epoch: int | None = None) -> None:
+        """Owe nobody anything any more; or nothing of the vector of this epoch."""
+        for feedback in self._feedback if epoch is None else [self._feedback_of(epoch)]:
             feedback.forget()
 
     def _feedback_of(self, epoch: int) -> ErrorFeedback:
