@@ -113,7 +113,7 @@ class Auxiliary(Peer):
 
     def assist(self) -> None:
         """Reduce in one round of whatever epoch the others are at, keeping nothing."""
-        tip = self.outlook.winning_tip(self.holding.mine())
+        tip = self.holding.winning_tip(self.holding.mine())
         if tip.epoch < 0:
             time.sleep(IDLE_S)
             self.swarm.check_alive()
@@ -121,7 +121,7 @@ class Auxiliary(Peer):
         self.averager.set_epoch(tip.epoch)
 
         def is_over() -> bool:
-            return self.stop.is_set() or self.outlook.winning_tip(self.holding.mine()).root != tip.root
+            return self.stop.is_set() or self.holding.winning_tip(self.holding.mine()).root != tip.root
 
         outcome = self.averager.round(
             RoundRequest(
@@ -141,3 +141,5 @@ class Auxiliary(Peer):
             deadline = time.monotonic() + NEWS_S
             while not is_over() and time.monotonic() < deadline:
                 time.sleep(IDLE_S)
+        elif outcome.failure:
+            self.stop.wait(IDLE_S)

@@ -21,7 +21,7 @@ from collab_core.state.backup import read_backup, salvage, write_backup
 from collab_core.state.claims import is_trusted
 from collab_core.state.download import Progress
 from collab_core.state.exchange import Sources
-from collab_core.state.history import Standing, Tip, standing
+from collab_core.state.history import Standing, Tip, goes_on_from, standing
 from collab_core.state.replica import Replica
 from collab_core.state.snapshot import Snapshot
 from collab_core.swarm.record import MAX_COUNT, MAX_EPOCH
@@ -207,6 +207,7 @@ class Holding:
             root=self.root(),
             samples=self.history_samples,
             peer_id=self._swarm.peer_id,
+            parent_root=self.replica.parent_root,
             is_trusted=is_trusted(self._swarm.peer_id, self._swarm.record, self._manifest),
         )
 
@@ -215,7 +216,11 @@ class Holding:
         if self._snapshot is None or not self._snapshot.done():
             return Standing.CURRENT
         mine = self.mine()
-        return standing(mine, self._outlook.winning_tip(mine), self.replica.history)
+        return standing(mine, self.winning_tip(mine), self.replica.history)
+
+    def winning_tip(self, mine: Tip) -> Tip:
+        """The state everyone should have."""
+        return self._outlook.winning_tip(mine, self.replica.history)
 
     def catch_up(self, reason: str) -> bool:
         """Get the state of the history that wins, if it is not ours. True if ours was replaced."""
@@ -225,7 +230,7 @@ class Holding:
             if self._is_nobody_there() and self._from_remote():
                 return True
             mine = self.mine()
-            best = self._outlook.winning_tip(mine)
+            best = self.winning_tip(mine)
             if self.exists and standing(mine, best, self.replica.history) is Standing.CURRENT:
                 return False
             if best is not mine:
@@ -330,7 +335,7 @@ class Holding:
         if best.epoch > MAX_EPOCH:
             return "claims an epoch that no run reaches"
         mine = self.mine()
-        if mine.is_trusted and not best.is_trusted and history.get(mine.epoch) != mine.root:
+        if mine.is_trusted and not best.is_trusted and not goes_on_from(mine, history):
             return "is ahead of the organiser's auxiliary on another history"
         return ""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from collab_core.averaging.group import MAX_MEMBERS
 from collab_core.averaging.quarantine import Quarantine
 from collab_core.run.manifest import Manifest
 from collab_core.state.claims import claim, is_trusted
-from collab_core.state.history import Tip, winner
+from collab_core.state.history import Tip, goes_on_from, winner
 from collab_core.swarm import Peer, Swarm
 
 LATECOMER_S = 10.0
@@ -34,8 +35,13 @@ class Outlook:
         """Everyone else who takes part."""
         return [peer for peer in self._swarm.peers() if peer.record.role != "observer"]
 
-    def winning_tip(self, mine: Tip) -> Tip:
-        """The state everyone should have; ours, if nobody's wins over it."""
+    def winning_tip(self, mine: Tip, history: Mapping[int, str]) -> Tip:
+        """The state everyone should have; ours, if nobody's wins over it.
+
+        Args:
+            mine: what we hold.
+            history: roots of our past.
+        """
         now = time.monotonic()
         claims = [claim(peer, self._manifest) for peer in self.others() if peer.record.root is not None]
         tips = [
@@ -44,17 +50,24 @@ class Outlook:
             if max(self._set_aside.get(tip.root, 0.0), self._set_aside.get(tip.peer_id, 0.0)) < now
             and (tip.epoch > 0 or tip.root == self._manifest.initial_root)
         ]
-        best = winner(tips, mine, self._manifest.settings.limits.max_samples_per_peer * MAX_MEMBERS)
-        if best is not mine or not mine.is_trusted:
+        max_samples = self._manifest.settings.limits.max_samples_per_peer * MAX_MEMBERS
+        best = winner(tips, mine, max_samples)
+        ahead = [tip for tip in (*tips, mine) if tip.epoch > best.epoch]
+        if not best.is_trusted or 2 * len(ahead) < self._num_trainers():
             return best
-        # Nobody but the organiser's auxiliaries may lead us, except along our own history: it goes on without us while
-        # we restart. A few who claim to be ahead of everyone are not believed; whether it really is our history is
-        # checked when we have it.
-        ahead = [tip for tip in tips if tip.epoch > mine.epoch]
-        num_trainers = sum(peer.record.role == "trainer" for peer in self.others())
-        if not ahead or 2 * len(ahead) < num_trainers:
-            return mine
-        return min(ahead, key=lambda tip: (-tip.epoch, -tip.samples, tip.root))
+        # The organiser's auxiliaries are behind at least half of the trainers: a few are not believed.
+        if best is mine and ahead:
+            # Nobody but those auxiliaries may lead us, except along our own history: it goes on without us while we
+            # restart. Whether it really is our history is checked when we have it.
+            return min(ahead, key=lambda tip: (-tip.epoch, -tip.samples, tip.root))
+        if mine in ahead and best.root != history.get(best.epoch) and goes_on_from(best, history):
+            # It will follow us in a moment.
+            return winner([tip for tip in tips if not tip.is_trusted], mine, max_samples)
+        return best
+
+    def _num_trainers(self) -> int:
+        records = [self._swarm.record, *(peer.record for peer in self.others())]
+        return sum(record.role == "trainer" for record in records)
 
     def put_aside(self, tip: Tip) -> None:
         """Leave a history that nobody could hand over alone for a while."""

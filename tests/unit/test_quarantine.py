@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hivemind.utils.timed_storage import get_dht_time
+from town import Town, record
 
 from collab_core.averaging.quarantine import MAX_DOUBLINGS, MAX_TOLD_PER_EPOCH, Quarantine
 from collab_core.averaging.verdicts import Voice, verdicts, voices_of
-from collab_core.swarm import Identity, Peer, PeerRecord
-from collab_core.swarm.directory import Directory
-from collab_core.swarm.news import Note
-from collab_core.swarm.reactor import Reactor
+from collab_core.swarm import Peer
 from collab_core.swarm.record import MAX_RECORD_BYTES, MAX_SENTENCES, Sentence, seal
-from collab_core.telemetry import EventLog
 
 
 def sentence(peer_id: str, until_epoch: int = 10, reason: str = "lied") -> Sentence:
@@ -93,55 +89,28 @@ def test_somebody_who_only_looks_has_no_voice() -> None:
 # --- what a peer keeps ---
 
 
-class Town:
-    """A peer's real directory, without a network: we hand it the signed records that others would send."""
+class Court(Town):
+    """A town that keeps some out."""
 
     def __init__(self, folder: Path, num_epochs: int = 10) -> None:
-        self.folder, self.log = folder, list[dict[str, Any]]()
-        self._identities: dict[str, Identity] = {}
-        self._expires = get_dht_time() + 10
-        events = EventLog(folder / "events.jsonl")
-        events.listen(self.log.append)
-        self.directory = Directory(self.identity("me"), record("me"), Reactor(), events)
+        super().__init__(folder)
         self.quarantine = Quarantine(self.directory, num_epochs, lambda peer: peer.record.name == "aux")
 
-    def identity(self, name: str) -> Identity:
-        if name not in self._identities:
-            self._identities[name] = Identity.load_or_create(self.folder / f"{name}.key")
-        return self._identities[name]
-
-    def id_of(self, name: str) -> str:
-        return self.identity(name).peer_id
-
     def says(self, name: str, *accused: str, until_epoch: int = 10, role: str = "trainer") -> None:
-        """A record arrives."""
-        self._expires += 0.001
-        sentences = [sentence(self.id_of(other), until_epoch) for other in accused]
-        sealed = seal(record(name, role=role, sentences=sentences), b"", self.identity(name), self._expires)
-        self.directory._take([Note(self.id_of(name), self._expires, sealed)])
+        self.hears(name, role=role, sentences=[sentence(self.id_of(other), until_epoch) for other in accused])
 
     def kept_out(self) -> set[str]:
-        names = {identity.peer_id: name for name, identity in self._identities.items()}
-        return {names[peer_id] for peer_id in self.quarantine.verdicts()}
-
-    def told(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.log if event["event"] == kind]
-
-
-def record(name: str, **changes: Any) -> PeerRecord:
-    fields = {"name": name, "role": "trainer", "mode": "direct", "version": "1", "phase": "working", "time": 1.0}
-    return PeerRecord.model_validate({**fields, **changes})
+        return self.names_of(self.quarantine.verdicts())
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Iterator[Town]:
-    made = Town(tmp_path)
+def town(tmp_path: Path) -> Iterator[Court]:
+    made = Court(tmp_path)
     yield made
-    made.directory.reactor.close()
-    made.directory.events.close()
+    made.close()
 
 
-def test_who_is_caught_is_kept_out_published_and_comes_back(town: Town) -> None:
+def test_who_is_caught_is_kept_out_published_and_comes_back(town: Court) -> None:
     for name in ("liar", "b"):
         town.says(name)
     town.quarantine.set_epoch(5)
@@ -161,7 +130,7 @@ def test_who_is_caught_is_kept_out_published_and_comes_back(town: Town) -> None:
     assert town.directory.ignored == frozenset()
 
 
-def test_every_further_lie_costs_twice_as_much_up_to_a_limit(town: Town) -> None:
+def test_every_further_lie_costs_twice_as_much_up_to_a_limit(town: Court) -> None:
     for name in ("liar", "b"):
         town.says(name)
     epoch, lengths = 0, []
@@ -177,7 +146,7 @@ def test_every_further_lie_costs_twice_as_much_up_to_a_limit(town: Town) -> None
 
 
 def test_a_run_may_do_without(tmp_path: Path) -> None:
-    town = Town(tmp_path, num_epochs=0)
+    town = Court(tmp_path, num_epochs=0)
     for name in ("liar", "b"):
         town.says(name)
     town.quarantine.caught(town.id_of("liar"), "lied")
@@ -185,7 +154,7 @@ def test_a_run_may_do_without(tmp_path: Path) -> None:
     town.directory.reactor.close()
 
 
-def test_a_record_full_of_sentences_still_fits(town: Town) -> None:
+def test_a_record_full_of_sentences_still_fits(town: Court) -> None:
     names = [f"p{number}" for number in range(12)]
     for name in (*names, "b"):
         town.says(name)
@@ -197,7 +166,7 @@ def test_a_record_full_of_sentences_still_fits(town: Town) -> None:
     assert town.kept_out() == set(names)
 
 
-def test_what_others_say_is_told_once_with_who_says_so_and_acted_on_if_believed(town: Town) -> None:
+def test_what_others_say_is_told_once_with_who_says_so_and_acted_on_if_believed(town: Court) -> None:
     town.says("liar")
     town.says("b", "liar")
     town.says("c")
@@ -211,14 +180,14 @@ def test_what_others_say_is_told_once_with_who_says_so_and_acted_on_if_believed(
     assert (told["said_by"], told["is_believed"]) == ("aux", True)
 
 
-def test_a_slanderer_does_not_fill_the_log(town: Town) -> None:
+def test_a_slanderer_does_not_fill_the_log(town: Court) -> None:
     for until_epoch in range(10, 2 * MAX_TOLD_PER_EPOCH):
         town.says("b", "c", until_epoch=until_epoch)
         assert town.kept_out() == set()
     assert len(town.told("quarantined")) == MAX_TOLD_PER_EPOCH
 
 
-def test_who_is_kept_out_says_so_in_words_once(town: Town) -> None:
+def test_who_is_kept_out_says_so_in_words_once(town: Court) -> None:
     town.says("aux", "me", role="aux")
     town.says("b")
     town.quarantine.set_epoch(2)
@@ -231,7 +200,7 @@ def test_who_is_kept_out_says_so_in_words_once(town: Town) -> None:
     assert town.kept_out() == set()
 
 
-def test_who_is_kept_out_is_no_company(town: Town) -> None:
+def test_who_is_kept_out_is_no_company(town: Court) -> None:
     town.says("liar")
     assert town.directory.last_sign_of_trainers == pytest.approx(time.monotonic(), abs=1)
     town.quarantine.caught(town.id_of("liar"), "lied")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import resource
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from collab_core.errors import StateError
 from collab_core.run.settings import OptimizerSettings
 from collab_core.state.backup import read_backup, write_backup
-from collab_core.state.history import Standing, Tip, standing, winner
+from collab_core.state.history import Standing, Tip, goes_on_from, standing, winner
 from collab_core.state.layout import Layout
 from collab_core.state.replica import NO_PARENT, Replica
 from collab_core.state.tensors import tree_of
@@ -203,3 +204,14 @@ def test_standing_follows_the_winner_but_never_back_along_our_own_history() -> N
     assert standing(mine, tip(4, "b"), history) is Standing.DIVERGED
     assert standing(mine, tip(1, "b"), history) is Standing.CURRENT
     assert NO_PARENT == "0" * 64
+
+
+def test_a_history_goes_on_from_a_tip_or_from_just_before_it_or_is_too_long_to_tell() -> None:
+    history = {3: ROOTS["a"], 4: ROOTS["b"], 5: ROOTS["c"]}
+    here = Tip(epoch=4, root=ROOTS["b"], samples=0, peer_id="aux", parent_root=ROOTS["a"], is_trusted=True)
+    assert goes_on_from(here, history)
+    assert goes_on_from(replace(here, root=ROOTS["c"]), history)  # only its last epoch is another one
+    assert not goes_on_from(replace(here, root=ROOTS["c"], parent_root=ROOTS["c"]), history)
+    assert goes_on_from(replace(here, epoch=1, root=ROOTS["c"]), history)
+    assert not goes_on_from(replace(here, epoch=9), history)
+    assert not goes_on_from(here, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Iterator
 
 from collab_core.gossip.sketch import Sketch, from_bytes
@@ -32,14 +33,19 @@ class Neighbours:
         reachable = [peer.peer_id for peer, _ in self._noted() if peer.record.is_reachable]
         return random.sample(reachable, min(count, len(reachable)))
 
+    def typical_epoch(self) -> int:
+        """How many rounds those who have trained have made, most of them: no newcomer believes the one with most."""
+        return statistics.median_low([peer.record.epoch for peer, _ in self._noted() if peer.record.epoch] or [0])
+
     def donors(self, *, min_epoch: int) -> list[str]:
-        """Whom a newcomer can ask for a model: who has met others most often first."""
+        """Whom a newcomer can ask for a model: those first who have met others about as often as most have."""
+        typical = self.typical_epoch()
         able = [
             peer
             for peer, _ in self._noted()
             if peer.record.epoch >= min_epoch and (peer.record.is_reachable or self._swarm.is_connected(peer.peer_id))
         ]
-        return [peer.peer_id for peer in sorted(able, key=lambda peer: -peer.record.epoch)]
+        return [peer.peer_id for peer in sorted(able, key=lambda peer: abs(peer.record.epoch - typical))]
 
     def sketches(self) -> list[Sketch]:
         """What the others brought to their last meetings."""

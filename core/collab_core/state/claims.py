@@ -25,6 +25,7 @@ def claim(peer: Peer, manifest: Manifest) -> Tip:
         root=record.root,
         samples=record.history_samples,
         peer_id=peer.peer_id,
+        parent_root=record.parent_root or "",
         is_trusted=is_trusted(peer.peer_id, record, manifest),
     )
 

@@ -1,7 +1,8 @@
 """One rule for which history wins, everywhere.
 
 The newest state of the organiser's auxiliaries wins. Without one, the history with most samples, as far as they are
-plausible from here; then the lowest root. What nobody can hand over does not win: see `Holding.catch_up`.
+plausible from here; then the lowest root. What nobody can hand over does not win: see `Holding.catch_up`. And nobody
+gives up what most trainers did since for one epoch that an auxiliary may have ended alone: see `goes_on_from`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Tip:
     root: str
     samples: int
     peer_id: str
+    parent_root: str = ""
     is_trusted: bool = False
     """The peer is an auxiliary granted by the organiser."""
 
@@ -53,6 +55,17 @@ def winner(tips: Collection[Tip], mine: Tip, max_samples_per_epoch: int) -> Tip:
         return min(tip.samples, tip.epoch * max_samples_per_epoch)
 
     return min(everyone, key=lambda tip: (-plausible_samples(tip), -tip.epoch, tip.root))
+
+
+def goes_on_from(tip: Tip, history: Mapping[int, str]) -> bool:
+    """Whether the history of somebody who is ahead of a tip goes on from it, as far as it tells.
+
+    Or from just before it: in the moment a link breaks, one side can end an epoch that the others have to end anew.
+    """
+    known = history.get(tip.epoch)
+    if known is None:
+        return bool(history) and tip.epoch < min(history)
+    return known == tip.root or history.get(tip.epoch - 1) == tip.parent_root
 
 
 def standing(mine: Tip, best: Tip, history: Mapping[int, str]) -> Standing:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ CALM_SHARE, MAX_CALM_S = 0.25, 2.0
 SILENCE_S = 1.0  # if a neighbour owes us news for so long, there is still the DHT
 DHT_PERIOD_S = 0.3  # how often it is asked then
 UNFIT_S = 10.0  # how long a neighbour that does not answer is left alone
+MAX_PEERS = 1024
 STILL_S = 300.0  # a trainer whose record tells no progress for so long is hung, and no company
 
 
@@ -207,7 +208,7 @@ class Directory:
         for note in notes:
             if note.peer_id == self.peer_id or not max(now, self._news.newest(note.peer_id)) < note.expires:
                 continue  # checking a signature takes longer than anything else here
-            if note.expires > now + MAX_LIFETIME_S:
+            if note.expires > now + MAX_LIFETIME_S or self._is_too_much(note.peer_id, arrived):
                 continue
             record = unseal(note.value, self.run_hash, note.peer_id, note.expires)
             if record is not None:
@@ -215,6 +216,12 @@ class Directory:
                 arrived[note.peer_id] = Peer(note.peer_id, record, note.expires)
         self._news.forget(now)
         self._merge(arrived, now)
+
+    def _is_too_much(self, peer_id: str, arrived: Mapping[str, Peer]) -> bool:
+        """Keys cost nothing. Whoever invents peers finds those who were here before them still being heard."""
+        if peer_id in self._peers or peer_id in self._contacts:
+            return False
+        return len(self._peers.keys() | arrived.keys()) >= MAX_PEERS
 
     def _merge(self, arrived: dict[str, Peer], now: float) -> None:
         events: list[tuple[str, Peer, str]] = []
