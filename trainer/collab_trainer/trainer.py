@@ -192,9 +192,13 @@ class Trainer(Peer):
             averaging = self._meanwhile.submit(
                 self.average, brought.contribution, brought.num_samples, attempts=attempts
             )
-            while overlap > 0 and not averaging.done() and not self.stop.is_set():
-                self._step()
-                overlap -= 1
+            try:
+                while overlap > 0 and not averaging.done() and not self.stop.is_set():
+                    self._step()
+                    overlap -= 1
+            except BaseException:
+                self.stop.set()  # it is over: the round should not be waited for
+                raise
             average = averaging.result()
         else:
             average = self.average(brought.contribution, brought.num_samples, attempts=attempts)

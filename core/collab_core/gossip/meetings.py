@@ -35,6 +35,7 @@ STOP_POLL_S = 0.1
 CLOSING_S = 3.0  # for the other side to close a stream that is done
 CROSSING_S = 3.0  # two that ask each other at once: until one of them has heard that it is the asked
 QUESTION_S = 3.0
+ENGAGED_S = 5.0  # for somebody who came before we asked
 CONNECTING_S = 5.0  # somebody who just died is still in the directory
 MAX_DONATIONS = 2  # at a time
 MAX_TOLD = 1000
@@ -116,6 +117,11 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         return self._ledger.take()
 
     @property
+    def is_engaged(self) -> bool:
+        """Whether an exchange is under way, so that there can be no other."""
+        return self._current is not None
+
+    @property
     def kept(self) -> list[str]:
         """Exchanges that are in the model, for its backup."""
         return self._ledger.kept
@@ -166,7 +172,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         try:
             if (current := self._current) is not None:  # somebody came before we asked: that is our meeting
                 with contextlib.suppress(asyncio.TimeoutError):  # a slow one does not keep us from our work
-                    await asyncio.wait_for(current.ended.wait(), self._terms.patience_s)
+                    await asyncio.wait_for(current.ended.wait(), min(ENGAGED_S, self._terms.patience_s))
             if self._ledger.has_changes:
                 return Outcome.MET
             if current is not None or self._doubts.concern(partner):

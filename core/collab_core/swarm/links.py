@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 3.0
 MIN_PAUSE_S, MAX_PAUSE_S = 2.0, 8.0  # between two attempts to reach somebody who is away
+MAX_STRANGER_PAUSE_S = 120.0  # whom we never reached may not be where its record says, and somebody else may be
 MAX_TARGETS = 64
 PING_PROTOCOL, PING, PING_TIMEOUT_S = "/ipfs/ping/1.0.0", bytes(range(32)), 2.0
 
@@ -56,6 +57,7 @@ class Links:
         self._told: dict[str, set[str]] = {}
         self._left: dict[str, set[str]] = {}
         """Hosts that peers left, as long as we have a connection there."""
+        self._met: set[str] = set()
         self._pauses: dict[str, float] = {}
         self._next_try: dict[str, float] = {}
 
@@ -64,6 +66,7 @@ class Links:
         await self._list()
         records = self._records()
         targets = self._targets(records)
+        self._met = (self._met | self.connected.keys() | set(map(peer_of, self._hints()))) & targets.keys()
         self._after_their_move(records)
         if leave := self._after_our_move(targets) | await self._dead():
             await asyncio.gather(*(self._disconnect(peer_id) for peer_id in leave))
@@ -185,7 +188,8 @@ class Links:
             await asyncio.wait_for(self._node.protocol.call_ping(remote), timeout=CALL_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - still away: we try again, less and less often
             logger.info("%s cannot be reached yet at %s: %r", peer_id, ", ".join(addresses), error)
-            pause_s = min(2 * self._pauses.get(peer_id, MIN_PAUSE_S / 2), MAX_PAUSE_S)
+            longest_s = MAX_PAUSE_S if peer_id in self._met else MAX_STRANGER_PAUSE_S
+            pause_s = min(2 * self._pauses.get(peer_id, MIN_PAUSE_S / 2), longest_s)
             self._pauses[peer_id] = pause_s
             self._next_try[peer_id] = asyncio.get_running_loop().time() + pause_s
             return

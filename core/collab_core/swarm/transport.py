@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,21 @@ class OpenCalls(dict[Any, Any]):
 
     def __contains__(self, call: object) -> bool:
         return super().__contains__(call) and not self[call].done()
+
+
+def close_when_dropped(kind: type[asyncio.StreamWriter]) -> None:
+    """As Python does since 3.11.5: hivemind drops the writers of calls that fail or are cancelled, and before that
+    their sockets stayed open, until there were no more to be had."""
+
+    def close(self: asyncio.StreamWriter) -> None:
+        if not self.transport.is_closing() and not self._loop.is_closed():  # type: ignore[attr-defined]
+            self.transport.close()
+
+    kind.__del__ = close  # type: ignore[method-assign]
+
+
+if sys.version_info < (3, 11, 5):
+    close_when_dropped(asyncio.StreamWriter)
 
 
 class Transport:

@@ -162,7 +162,7 @@ class GossipTrainer:
                 return
             for donor in donors:
                 if (fetched := self.meetings.fetch(donor, self.stop)) is not None:
-                    epoch, values = fetched
+                    epoch, values = min(fetched[0], self.neighbours.typical_epoch()), fetched[1]
                     self.own.become(values, epoch)
                     name = self.swarm.name_of(donor)
                     self.events.write("adopted", epoch=epoch, peer_id=donor, name=name, bytes=values.nbytes)
@@ -269,7 +269,8 @@ class GossipTrainer:
             return
         self.swarm.publish(phase="averaging")
         for partner in self.neighbours.partners(NUM_PARTNERS):
-            if self.meetings.meet(partner, values, self.stop) in (Outcome.MET, Outcome.IN_DOUBT):
+            outcome = self.meetings.meet(partner, values, self.stop)
+            if outcome in (Outcome.MET, Outcome.IN_DOUBT) or self.meetings.is_engaged:
                 return
 
     def update(self) -> None:
