@@ -9,8 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from conftest import SwarmOfProcesses
 from processes import PeerProcess, collab, wait_until, write_run
+
+from collab_core.state.backup import read_backup, write_backup
+from collab_core.state.snapshot import Snapshot
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -211,3 +215,48 @@ def test_a_killed_peer_leaves_no_process_no_port_and_no_socket_folder_in_use(
     wait_until(lambda: not aux.left_behind(), "the daemon to end", 5)
     listening = [c for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port]
     assert not listening
+
+
+def test_an_auxiliary_whose_network_daemon_dies_ends_and_says_so(swarm: SwarmOfProcesses, tmp_path: Path) -> None:
+    aux = swarm.aux(write_run(tmp_path, strategy__target_batch_size=4000))
+    trainer = swarm.trainer("trainer")
+    aux.wait_for_epoch(1)  # now it waits for the next round, patiently
+    (daemon,) = [process for process in aux.descendants() if process.name() == "p2pd"]
+    daemon.kill()
+    assert aux.process.wait(20) == 1
+    assert "COLLAB-203" in aux.log.read_text()
+    trainer.wait_for_epoch(trainer.last_epoch() + 1)
+
+
+def test_an_epoch_that_the_auxiliary_ended_alone_is_dropped_and_nobody_else_goes_back(
+    swarm: SwarmOfProcesses, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path)
+    aux, trainers = swarm.aux(run), [swarm.trainer("first"), swarm.trainer("second")]
+    aux.wait_for_epoch(2)
+    assert aux.stop() == 0
+    path, run_id = aux.state_dir / "backup.collab", aux.wait_for("joined")["run_id"]
+    backup = read_backup(path, run_id)
+    assert backup is not None
+    epoch = int(backup.tensors["run/epoch"])
+    alone = {
+        **{name: value + 0.5 if name.startswith("model/") else value for name, value in backup.tensors.items()},
+        "run/epoch": torch.tensor(epoch + 1),
+        "run/parent_root": torch.tensor(list(bytes.fromhex(backup.root)), dtype=torch.uint8),
+    }
+    history = {**backup.history, epoch: backup.root}
+    write_backup(path, run_id, Snapshot(epoch + 1, alone), history, backup.counters)
+    for trainer in trainers:
+        trainer.wait_for_epoch(epoch + 5)
+    before = [len(peer.events()) for peer in (aux, *trainers)]
+    again = swarm.aux(run)
+    assert again.wait_for("restored", after=before[0])["epoch"] == epoch + 1
+    back = again.wait_for("resynced", after=before[0])
+    assert back["epoch"] >= epoch + 5
+    for trainer, after in zip(trainers, before[1:], strict=True):
+        trainer.wait_for_epoch(back["epoch"] + 2)
+        assert not [event for event in trainer.events()[after:] if event["event"] == "resynced"]
+        assert_never_goes_back(trainer)
+    again.wait_for("epoch", lambda event: event["epoch"] > back["epoch"], after=before[0])
+    roots = {event["epoch"]: event["root"] for event in again.events()[before[0] :] if event["event"] == "epoch"}
+    assert all(trainers[0].roots().get(epoch, root) == root for epoch, root in roots.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -34,97 +35,12 @@ class Stream:
         return answer
 
 
-@pytest.mark.parametrize(
-    ("answers", "reason", "is_lie"),
-    [
-        ([RuntimeError("whatever")], "could not be taken (RuntimeError)", None),
-        ([None], "left in the middle", None),
-        ([Frame(Kind.PART, 2.0, bytearray(4 * NUM_VALUES))], "declared a weight of 1, then sent 2", True),
-        ([Frame(Kind.PART, 1.0, bytearray(torch.ones(8).numpy().tobytes()))], "exceeds the norm of 1", True),
-        ([Frame(Kind.PART, 1.0, bytearray(torch.full((8,), 1e38).numpy().tobytes()))], "exceeds the norm of 1", True),
-    ],
-)
-def test_a_part_is_done_without_a_sender_that_fails(
-    answers: list[Frame | Exception | None], reason: str, is_lie: bool | None
-) -> None:
-    refused: list[tuple[str, bool]] = []
-
-    async def scene(thread: ThreadPoolExecutor) -> tuple[list[float], dict[str, str]]:
-        group = name_group(
-            bytes(16),
-            [
-                Member(peer_id="me", epoch=0, weight=1.0, norm=3.0, can_reduce=True),
-                Member(peer_id="odd", epoch=0, weight=1.0, norm=1.0, can_reduce=False),
-            ],
-        )
-        reduction = Reduction(
-            me="me",
-            group=group,
-            contribution=torch.ones(NUM_VALUES),
-            num_values=NUM_VALUES,
-            epoch=0,
-            tools=Tools(CODECS["none"], ErrorFeedback(NUM_VALUES).draft(), Buffers(), thread),
-            weight_cap=10.0,
-            timeout_s=WITHIN_S,
-            patience_s=PATIENCE_S,
-            connect=lambda peer_id: asyncio.get_running_loop().create_future(),
-            on_refused=lambda peer_id, why, lie: refused.append((why, lie)),
-            fail_at=None,
-        )
-        running = asyncio.create_task(reduction.run())
-        await asyncio.sleep(0)
-        await reduction._receive(Stream(*answers), "odd")  # type: ignore[arg-type]
-        average = await asyncio.wait_for(running, WITHIN_S)
-        assert reduction._watch is not None
-        reduction._watch.cancel()
-        return average.tolist(), {**reduction.lost, **reduction.refused}
-
-    with ThreadPoolExecutor(1) as thread:
-        average, missing = asyncio.run(scene(thread))
-    assert reason in missing["odd"]
-    assert average == pytest.approx([(2 / 3) ** 2] * NUM_VALUES)  # above twice the smaller norm, whoever sends
-    assert [lie for _, lie in refused] == ([] if is_lie is None else [is_lie])
-
-
 class SlowStream:
     """Sends a little now and then, never silent for long."""
 
     async def receive(self, num_bytes: int) -> Frame:
         await asyncio.sleep(0.3)
         return Frame(Kind.PART, 1.0, bytearray(num_bytes))
-
-
-def test_a_sender_that_is_never_silent_and_never_done_is_left_out_in_time() -> None:
-    num_values = MIN_PARTS * MIN_PART_VALUES
-
-    async def scene(thread: ThreadPoolExecutor) -> dict[str, str]:
-        members = [
-            Member(peer_id="me", epoch=0, weight=1.0, norm=1e3, can_reduce=True),
-            Member(peer_id="slow", epoch=0, weight=1.0, norm=1e3, can_reduce=False),
-        ]
-        reduction = Reduction(
-            me="me",
-            group=name_group(bytes(16), members),
-            contribution=torch.ones(num_values),
-            num_values=num_values,
-            epoch=0,
-            tools=Tools(CODECS["none"], ErrorFeedback(num_values).draft(), Buffers(), thread),
-            weight_cap=10.0,
-            timeout_s=0.5,
-            patience_s=PATIENCE_S,
-            connect=lambda peer_id: asyncio.get_running_loop().create_future(),
-            on_refused=lambda peer_id, why, lie: None,
-            fail_at=None,
-        )
-        reduction._started.add("slow")
-        receiving = asyncio.create_task(reduction._receive(SlowStream(), "slow"))  # type: ignore[arg-type]
-        await asyncio.wait_for(reduction.run(), PATIENCE_S + 1.0)
-        receiving.cancel()
-        await asyncio.gather(receiving, return_exceptions=True)
-        return reduction.lost
-
-    with ThreadPoolExecutor(1) as thread:
-        assert asyncio.run(scene(thread)) == {"slow": "too slow"}
 
 
 class DeafStream:
@@ -139,27 +55,81 @@ class DeafStream:
         self.is_closed = True
 
 
-def test_who_does_not_read_its_averages_is_hung_up_on() -> None:
-    async def scene(thread: ThreadPoolExecutor) -> None:
-        member = Member(peer_id="me", epoch=0, weight=1.0, norm=3.0, can_reduce=True)
-        reduction = Reduction(
+@pytest.fixture
+def thread() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made
+
+
+class Round(Reduction):
+    """Our side of a round with one other peer, in which we reduce everything."""
+
+    def __init__(self, thread: ThreadPoolExecutor, num_values: int = NUM_VALUES, timeout_s: float = WITHIN_S) -> None:
+        self.told: list[tuple[str, bool]] = []
+        members = [
+            Member(peer_id="me", epoch=0, weight=1.0, norm=3.0, can_reduce=True),
+            Member(peer_id="odd", epoch=0, weight=1.0, norm=1.0, can_reduce=False),
+        ]
+        super().__init__(
             me="me",
-            group=name_group(bytes(16), [member]),
-            contribution=torch.ones(NUM_VALUES),
-            num_values=NUM_VALUES,
+            group=name_group(bytes(16), members),
+            contribution=torch.ones(num_values),
+            num_values=num_values,
             epoch=0,
-            tools=Tools(CODECS["none"], ErrorFeedback(NUM_VALUES).draft(), Buffers(), thread),
+            tools=Tools(CODECS["none"], ErrorFeedback(num_values).draft(), Buffers(), thread),
             weight_cap=10.0,
-            timeout_s=0.1,
+            timeout_s=timeout_s,
             patience_s=PATIENCE_S,
             connect=lambda peer_id: asyncio.get_running_loop().create_future(),
-            on_refused=lambda peer_id, why, lie: None,
+            on_refused=lambda peer_id, why, is_lie: self.told.append((why, is_lie)),
             fail_at=None,
         )
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason", "is_lie"),
+    [
+        ([RuntimeError("whatever")], "could not be taken (RuntimeError)", None),
+        ([None], "left in the middle", None),
+        ([Frame(Kind.PART, 2.0, bytearray(4 * NUM_VALUES))], "declared a weight of 1, then sent 2", True),
+        ([Frame(Kind.PART, 1.0, bytearray(torch.ones(8).numpy().tobytes()))], "exceeds the norm of 1", True),
+        ([Frame(Kind.PART, 1.0, bytearray(torch.full((8,), 1e38).numpy().tobytes()))], "exceeds the norm of 1", True),
+    ],
+)
+def test_a_part_is_done_without_a_sender_that_fails(
+    thread: ThreadPoolExecutor, answers: list[Frame | Exception | None], reason: str, is_lie: bool | None
+) -> None:
+    async def scene() -> tuple[Round, torch.Tensor]:
+        reduction = Round(thread)
+        running = asyncio.create_task(reduction.run())
+        await asyncio.sleep(0)
+        await reduction._receive(Stream(*answers), "odd")  # type: ignore[arg-type]
+        return reduction, await asyncio.wait_for(running, WITHIN_S)
+
+    reduction, average = asyncio.run(scene())
+    assert reason in {**reduction.lost, **reduction.refused}["odd"]
+    assert average.tolist() == pytest.approx([(2 / 3) ** 2] * NUM_VALUES)  # above twice the smaller norm, whoever sends
+    assert [lie for _, lie in reduction.told] == ([] if is_lie is None else [is_lie])
+
+
+def test_a_sender_that_is_never_silent_and_never_done_is_left_out_in_time(thread: ThreadPoolExecutor) -> None:
+    async def scene() -> dict[str, str]:
+        reduction = Round(thread, MIN_PARTS * MIN_PART_VALUES, timeout_s=0.5)
+        reduction._started.add("odd")
+        receiving = asyncio.create_task(reduction._receive(SlowStream(), "odd"))  # type: ignore[arg-type]
+        await asyncio.wait_for(reduction.run(), PATIENCE_S + 1.0)
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+        return reduction.lost
+
+    assert asyncio.run(scene()) == {"odd": "too slow"}
+
+
+def test_who_does_not_read_its_averages_is_hung_up_on(thread: ThreadPoolExecutor) -> None:
+    async def scene() -> bool:
         deaf = DeafStream()
         with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(reduction._send(deaf, Frame(Kind.AVERAGE)), WITHIN_S)  # type: ignore[arg-type]
-        assert deaf.is_closed
+            await asyncio.wait_for(Round(thread, timeout_s=0.1)._send(deaf, Frame(Kind.AVERAGE)), WITHIN_S)  # type: ignore[arg-type]
+        return deaf.is_closed
 
-    with ThreadPoolExecutor(1) as thread:
-        asyncio.run(scene(thread))
+    assert asyncio.run(scene())
