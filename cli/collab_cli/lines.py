@@ -143,6 +143,8 @@ def describe(event: dict[str, Any]) -> str | None:
             return f"[cyan]Nobody else is here: went on from the checkpoint of epoch {event['epoch']}.[/cyan]"
         case "backup_damaged":
             return f"[red]{escape(str(event['detail']))}[/red] It was put aside."
+        case "data_away":
+            return f"[yellow]The data cannot be read now: {reason} Waiting for it.[/yellow]"
         case "settings_synced":
             return "The run's settings differ from your file and are used: " + escape("; ".join(event["differences"]))
         case "tuned":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from collab_core.errors import Code, TaskError
+from collab_core.errors import Code, HubError, TaskError
 from collab_core.run.settings import TaskSettings
 from collab_core.telemetry import EventLog
+from collab_trainer import batches as batches_module
 from collab_trainer import load_task
 from collab_trainer.batches import Batches
 from collab_trainer.data_journal import DataJournal
@@ -146,3 +148,44 @@ def test_workers_that_wait_for_their_source_hold_nobody_up(tmp_path: Path, event
     begun = time.monotonic()
     batches.close()
     assert time.monotonic() - begun < 2.5
+
+
+class Away(Counting):
+    """Its source breaks off after two blocks, and is back when it is opened for the third time."""
+
+    num_opened = 0
+
+    def blocks(self, *, seed: int, position: Mapping[str, Any] | None) -> NumberedBlocks:
+        self.num_opened += 1
+        if self.num_opened == 2:
+            raise HubError(Code.HUB_UNREACHABLE, "The Hub cannot be reached.", fix="Wait.")
+        return Breaking(seed, position) if self.num_opened == 1 else NumberedBlocks(seed, position)
+
+
+class Breaking(NumberedBlocks):
+    def __next__(self) -> Block:
+        block = super().__next__()
+        if block.number == 2:
+            raise HubError(Code.HUB_BROKEN, "The connection broke.", fix="Try again.")
+        return block
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_source_that_is_away_is_waited_for_and_nothing_of_it_is_missed(
+    tmp_path: Path, events: EventLog, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    monkeypatch.setattr(batches_module, "PAUSE_S", 0.01)
+    taken = take(start(tmp_path, events, task=Away(), batch_size=BLOCK, num_workers=num_workers), 4)
+    assert [number for _, number in taken] == list(range(4 * BLOCK))
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["reason"]) for event in told] == [("data_away", "The connection broke.")]
+
+
+def test_who_is_asked_to_stop_does_not_wait_for_a_source(tmp_path: Path, events: EventLog) -> None:
+    stop = threading.Event()
+    journal = DataJournal(tmp_path / "data.json", "run", events)
+    batches = Batches(Away(), journal, batch_size=BLOCK, num_workers=0, stop=stop)
+    next(batches), next(batches)
+    threading.Timer(0.2, stop.set).start()
+    with pytest.raises(HubError):
+        next(batches)

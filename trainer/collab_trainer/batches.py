@@ -2,6 +2,8 @@
 
 Where a peer stands in its data is on disk before the data is used. So after any end, kill -9 included, it goes on with
 data it has not seen: at most the blocks in flight are skipped, none comes twice, whatever the number of workers.
+
+A source that is away is waited for: it is away for all trainers at once, and the run should not end with it.
 """
 
 from __future__ import annotations
@@ -9,27 +11,43 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from typing import Any
 
 import torch
 
-from collab_core.errors import Code, TaskError
+from collab_core.errors import Code, HubError, TaskError
 from collab_trainer.data_journal import DataJournal
-from collab_trainer.task import Batch, Task
+from collab_trainer.task import Batch, Blocks, Task
 
 MAX_EMPTY_BLOCKS = 1000  # in a row; then the data has nothing for us
 POLL_S = 0.2
 CLOSING_S = 1.0
+AWAY = (Code.HUB_UNREACHABLE, Code.HUB_BROKEN)
+PAUSE_S, MAX_PAUSES = 30.0, 120  # between two looks whether a source is back; an hour in all
 
 
 class Batches:
-    """Endless batches of `batch_size` samples; with workers, made in the background."""
+    """Endless batches of `batch_size` samples; with workers, made in the background.
 
-    def __init__(self, task: Task, journal: DataJournal, *, batch_size: int, num_workers: int) -> None:
+    Args:
+        stop: once it is set, a source that is away is not waited for any more.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        journal: DataJournal,
+        *,
+        batch_size: int,
+        num_workers: int,
+        stop: threading.Event | None = None,
+    ) -> None:
         self._task, self._journal, self.batch_size = task, journal, batch_size
-        self._blocks = task.blocks(seed=journal.seed, position=journal.position)
+        self._position = journal.position
+        self._blocks: Blocks | None = task.blocks(seed=journal.seed, position=journal.position)
         self._taking = threading.Lock()
         self._rows: Batch = {}
-        self._stop = threading.Event()
+        self._asked_to_stop, self._stop = stop or threading.Event(), threading.Event()
         self._queue: queue.Queue[Batch | Exception] | None = None
         if num_workers:
             self._queue = queue.Queue(maxsize=num_workers)
@@ -81,9 +99,29 @@ class Batches:
 
     def _make(self) -> Batch:
         with self._taking:
-            block = next(self._blocks)
-            self._journal.write(self._blocks.position)
+            block = self._next_block()
         return self._task.samples(block)
+
+    def _next_block(self) -> Any:
+        num_pauses = 0
+        while True:
+            try:
+                if self._blocks is None:
+                    self._blocks = self._task.blocks(seed=self._journal.seed, position=self._position)
+                block = next(self._blocks)
+            except HubError as error:
+                if error.code not in AWAY or num_pauses == MAX_PAUSES:
+                    raise
+                if num_pauses == 0:
+                    self._journal.tell_away(error.message)
+                if self._asked_to_stop.wait(PAUSE_S) or self._stop.is_set():
+                    raise
+                num_pauses += 1
+                self._blocks = None
+            else:
+                self._position = self._blocks.position
+                self._journal.write(self._position)
+                return block
 
     def _work(self) -> None:
         while not self._stop.is_set():

@@ -40,6 +40,10 @@ class DataJournal:
                 self._has_failed = True
                 self._events.write("data_position_lost", reason=str(error.strerror or error))
 
+    def tell_away(self, reason: str) -> None:
+        """The data cannot be read now."""
+        self._events.write("data_away", reason=reason)
+
     def _read(self) -> tuple[int, dict[str, Any] | None] | None:
         try:
             content = json.loads(self._path.read_bytes())

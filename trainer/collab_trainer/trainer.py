@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from collab_core.averaging.codecs import is_finite
-from collab_core.errors import Code, ConfigError, TaskError
+from collab_core.errors import Code, ConfigError, HubError, TaskError
 from collab_core.peer import Peer, PeerConfig
 from collab_core.state.history import Standing
 from collab_core.state.layout import floating_buffers
@@ -94,7 +94,9 @@ class Trainer(Peer):
     def enter(self) -> None:
         """Get ready to work, as long as nobody waits for us; then take up where we left off, or where others are."""
         journal = DataJournal(self.folder.data, self.manifest.run_id, self.events)
-        self.batches = Batches(self.task, journal, batch_size=self.batch_size, num_workers=self.config.num_workers)
+        self.batches = Batches(
+            self.task, journal, batch_size=self.batch_size, num_workers=self.config.num_workers, stop=self.stop
+        )
         if self.config.batch_size is None:
             self.batch_size, self._ladder.max_rows = choose_batch(
                 self.task,
@@ -113,6 +115,9 @@ class Trainer(Peer):
         try:
             while not self.stop.is_set() and not self.is_done():
                 self.run_epoch()
+        except HubError:
+            if not self.stop.is_set():  # otherwise we were just waiting for data
+                raise
         finally:
             self.batches.close()
             self.leave()

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from collab_core.averaging.averager import MIN_BYTES_PER_SECOND
+from collab_core.errors import HubError
 from collab_core.gossip import (
     Change,
     Faults,
@@ -102,7 +103,9 @@ class GossipTrainer:
     def enter(self) -> None:
         """Get ready to work; then take up our own model where we left it, or somebody else's."""
         data = DataJournal(self.folder.data, self.manifest.run_id, self.events)
-        self.batches = Batches(self.task, data, batch_size=self.batch_size, num_workers=self.config.num_workers)
+        self.batches = Batches(
+            self.task, data, batch_size=self.batch_size, num_workers=self.config.num_workers, stop=self.stop
+        )
         if self.config.batch_size is None:
             self.batch_size, self._ladder.max_rows = choose_batch(
                 self.task,
@@ -177,6 +180,9 @@ class GossipTrainer:
                 if self.run_round():
                     self.end()
                     break
+        except HubError:
+            if not self.stop.is_set():  # otherwise we were just waiting for data
+                raise
         finally:
             self.batches.close()
             self.leave()
