@@ -146,9 +146,9 @@ class Archivist:
         tensors = {name: raw(tensor) for name, tensor in snapshot.tensors.items()}
         parent = bytes(snapshot.tensors["run/parent_root"].tolist()).hex()
         self._archive.save(tensors, provenance, parent=parent, files=self._files, stored="model/")
-        keep = self._settings.keep
-        if len(self._archive.versions()) > 2 * keep:
-            self._archive.collect_garbage(Keep(last=keep))
+        keep = Keep(last=self._settings.keep)
+        if len(self._archive.droppable(keep)) >= keep.last:  # every time would be a lot of work for one version
+            self._archive.collect_garbage(keep)
 
     def _tell_failure(self, epoch: int, reason: str) -> None:
         self._session.events.write("archive_failed", epoch=epoch, reason=reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -16,23 +15,25 @@ class Curve:
     """Mean loss by epoch."""
 
     def __init__(self) -> None:
-        self._losses: dict[int, list[float]] = defaultdict(list)
+        self._sums: dict[int, tuple[float, int]] = {}
 
     def add(self, epoch: int, loss: float) -> bool:
         """Whether it is the first of its epoch."""
-        is_new = epoch not in self._losses
-        self._losses[epoch].append(loss)
+        is_new = epoch not in self._sums
+        total, number = self._sums.get(epoch, (0.0, 0))
+        self._sums[epoch] = total + loss, number + 1
         return is_new
 
     def loss(self, epoch: int) -> float:
-        return statistics.fmean(self._losses[epoch])
+        total, number = self._sums[epoch]
+        return total / number
 
     @property
     def has_shape(self) -> bool:
-        return len(self._losses) > 1
+        return len(self._sums) > 1
 
     def values(self) -> list[float]:
-        return [self.loss(epoch) for epoch in sorted(self._losses)]
+        return [self.loss(epoch) for epoch in sorted(self._sums)]
 
 
 def draw(values: Sequence[float], width: int, height: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from collab_cli import options
 from collab_cli.chart import Curve, draw
 from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
-from collab_cli.terminal import Terminal
+from collab_cli.terminal import Terminal, print_json
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +82,7 @@ def demo(
             report = summarise(swarm, run_folder, data, seconds)
         report = {"run_id": report.pop("run_id"), "strategy": settings.strategy.name, **report}
         if as_json:
-            print(json.dumps(report, indent=2))
+            print_json(report)
         else:
             tell(console, report, run)
 

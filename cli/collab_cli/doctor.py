@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.text import Text
 from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
-from collab_cli.terminal import Terminal
+from collab_cli.terminal import Terminal, print_json
 from collab_core.doctor import Check, Role, guarded, possible_roles
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def doctor(
                 report.add(check)
         can = possible_roles(report.checks)
         if as_json:
-            print(json.dumps(report.as_json(can), indent=2))
+            print_json(report.as_json(can))
         else:
             report.conclude(can)
         if not any(can[one] for one in wanted):

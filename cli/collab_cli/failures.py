@@ -13,7 +13,7 @@ import typer
 from rich.panel import Panel
 from rich.text import Text
 
-from collab_cli.terminal import Terminal, silence
+from collab_cli.terminal import Terminal, silence, visible
 from collab_core.errors import Code, CollabError, TaskError
 from collab_core.memory import is_out_of_memory
 
@@ -21,9 +21,9 @@ from collab_core.memory import is_out_of_memory
 def show_error(error: CollabError) -> None:
     """Print the box on stderr."""
     console = Terminal(stderr=True)
-    body = Text(error.message)
+    body = Text(visible(error.message))
     body.append("\n\n→ ", style="bold")
-    body.append(error.fix)
+    body.append(visible(error.fix))
     console.print(Panel(body, title=f"{error.code} · {error.code.title}", title_align="left", border_style="red"))
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import enum
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from collab_cli.failures import errors_in_words
-from collab_cli.terminal import Terminal
+from collab_cli.stopping import Stopping
+from collab_cli.terminal import Terminal, print_json
 
 if TYPE_CHECKING:
     from collab_core.archive import Archive, Version
@@ -48,7 +50,7 @@ PreferOption = Annotated[
 def opened(
     state_dir: Path | None, *, may_create: bool = False, prefer: Preference = Preference.balanced
 ) -> Iterator[Archive]:
-    with errors_in_words():
+    with errors_in_words(), Stopping():
         from collab_core.archive import Archive, Prefer
         from collab_core.archive.places import locate
 
@@ -59,10 +61,6 @@ def opened(
             archive.close()
 
 
-def show_json(document: Any) -> None:
-    print(json.dumps(document, indent=2))
-
-
 @app.command("log")
 def log(as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """List all versions, newest first."""
@@ -71,7 +69,7 @@ def log(as_json: AsJson = False, state_dir: StateDir = None) -> None:
 
         rows = report.log(archive)
         if as_json:
-            show_json({"versions": rows})
+            print_json({"versions": rows})
             return
         table = Table(box=None, header_style="dim")
         for heading in ("ref", "root", "loss", "kept as", "size", "made", "tags"):
@@ -104,7 +102,7 @@ def show(reference: Reference, as_json: AsJson = False, state_dir: StateDir = No
             ],
         }
         if as_json:
-            show_json(document)
+            print_json(document)
             return
         console.print(f"root    {version.root}\nparent  {version.parent or '–'}\nlevel   {version.level}")
         for key, value in asdict(version.provenance).items():
@@ -127,7 +125,7 @@ def diff(
 
         document = report.diff(archive, archive.find(old), archive.find(new))
         if as_json:
-            show_json(document)
+            print_json(document)
             return
         relative = document["relative_update"]
         moved = "" if relative is None else f", relative update {relative:.2e}"
@@ -162,7 +160,7 @@ def save(
         if tag:
             archive.tag(tag, version)
         if as_json:
-            show_json({"root": version.root, "parent": version.parent, "tag": tag})
+            print_json({"root": version.root, "parent": version.parent, "tag": tag})
         else:
             _tell_saved(version, tag)
 
@@ -184,7 +182,7 @@ def tag(
         version = archive.find(reference)
         archive.tag(name, version)
         if as_json:
-            show_json({"tag": name, "root": version.root})
+            print_json({"tag": name, "root": version.root})
         else:
             console.print(f"[bold]{escape(name)}[/bold] is {version.root[:12]} now.")
 
@@ -203,7 +201,7 @@ def recover(
         version = archive.find(reference)
         num_bytes = recover_version(archive, version, output)
         if as_json:
-            show_json({"root": version.root, "output": str(output), "bytes": num_bytes})
+            print_json({"root": version.root, "output": str(output), "bytes": num_bytes})
         else:
             console.print(f"{output}: {size_of(num_bytes)}, every byte checked against {version.root[:12]}.")
 
@@ -234,7 +232,7 @@ def record(
         if tag:
             archive.tag(tag, version)
         if as_json:
-            show_json({"root": version.root, "parent": version.parent, "tag": tag})
+            print_json({"root": version.root, "parent": version.parent, "tag": tag})
         else:
             _tell_saved(version, tag)
 
@@ -257,7 +255,7 @@ def verify(
         if replay is not None and not bad:
             level, bad = _replay(archive, replay, is_allowed=yes)
         if as_json:
-            show_json({"ok": not bad, "checked": num_checked, "bad": bad})
+            print_json({"ok": not bad, "checked": num_checked, "bad": bad})
         else:
             console.print(f"{num_checked} versions read." if not bad else f"{num_checked} versions read, damaged:")
             if level:
@@ -278,7 +276,7 @@ def _replay(archive: Archive, reference: str, *, is_allowed: bool) -> tuple[str 
     if recipe is not None and not is_allowed and not archive.is_ours(version):
         raise ArchiveError(
             Code.NO_RECIPE,
-            f"Somebody else saved {reference!r}, and its recipe runs a command: {' '.join(recipe['command'])}",
+            f"Somebody else saved {reference!r}, and its recipe runs a command: {shlex.join(recipe['command'])}",
             fix="If you trust it: --yes",
         )
     try:
@@ -297,7 +295,7 @@ def size(as_json: AsJson = False, state_dir: StateDir = None) -> None:
 
         document = report.size(archive)
         if as_json:
-            show_json(document)
+            print_json(document)
             return
         share = "" if document["ratio"] is None else f" ({document['ratio']:.0%} of {size_of(document['raw_bytes'])})"
         console.print(f"{document['versions']} versions in {size_of(document['stored_bytes'])}{share}")
@@ -314,7 +312,7 @@ def cost(reference: Reference, as_json: AsJson = False, state_dir: StateDir = No
         version = archive.find(reference)
         costs = {way: asdict(found) for way, found in predict(archive, version).items()}
         if as_json:
-            show_json({"root": version.root, "costs": costs})
+            print_json({"root": version.root, "costs": costs})
             return
         table = Table(box=None, header_style="dim")
         for heading in ("kept", "to store", "to send", "to recover"):
@@ -339,7 +337,7 @@ def gc(
 
         dropped = archive.collect_garbage(Keep(last, tuple(every or (10, 100))))
         if as_json:
-            show_json({"dropped": [version.root for version in dropped]})
+            print_json({"dropped": [version.root for version in dropped]})
         else:
             console.print(f"Dropped {len(dropped)} versions.")
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from collab_cli.guest import visit
-from collab_cli.models import AsJson, StateDir, console, opened, show_json, size_of
+from collab_cli.models import AsJson, StateDir, console, opened, size_of
+from collab_cli.terminal import print_json
 
 if TYPE_CHECKING:
     from collab_core.archive import Archive
@@ -105,7 +106,7 @@ def _move(source: Archive, target: Archive, references: list[str] | None, *, as_
 
 def _tell_moved(moved: Moved, *, as_json: bool) -> None:
     if as_json:
-        show_json({"versions": moved.versions, "bytes": moved.bytes})
+        print_json({"versions": moved.versions, "bytes": moved.bytes})
     else:
         versions = "1 version" if moved.versions == 1 else f"{moved.versions} versions"
         console.print(f"{versions} moved, {size_of(moved.bytes)}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from collab_cli.failures import errors_in_words
 from collab_cli.guest import visit
 from collab_cli.lines import EventLines
 from collab_cli.stopping import Stopping
-from collab_cli.terminal import Terminal
+from collab_cli.terminal import Terminal, print_json
 
 if TYPE_CHECKING:
     import threading
@@ -65,7 +64,7 @@ def sample(
         complete = getattr(task, "complete", None)
         text = task.sample(model) if prompt is None or complete is None else complete(model, prompt, generation)
         if as_json:
-            print(json.dumps({"run_id": session.manifest.run_id, "epoch": replica.epoch, "text": text}, indent=2))
+            print_json({"run_id": session.manifest.run_id, "epoch": replica.epoch, "text": text})
         else:
             err.print(f"[dim]{settings.name}, epoch {replica.epoch}[/dim]")
             print(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.guest import visit
 from collab_cli.stopping import Stopping
-from collab_cli.terminal import Terminal
+from collab_cli.terminal import Terminal, print_json
 
 if TYPE_CHECKING:
     from collab_core.session import Session
@@ -36,7 +35,7 @@ def status(
         with err.status("Asking the swarm…"), visit(source, initial_peers) as session:
             report = observe(session)
         if as_json:
-            print(json.dumps(report, indent=2))
+            print_json(report)
         else:
             console = Terminal()
             console.print(

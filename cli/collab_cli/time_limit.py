@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def time_limit(
         session_age_s: how long this machine or container has been up; None: look.
     """
     limits = []
-    if hours is not None:
+    if hours is not None and math.isfinite(hours):
         seconds = hours * 3600
         limits.append(TimeLimit(seconds - min(CLEANLY_S, MAX_CLEANLY * seconds), f"--hours {hours:g}"))
     if (session := _session(environ)) is not None:

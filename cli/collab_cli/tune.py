@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from rich.table import Table
 from collab_cli import options
 from collab_cli.failures import errors_in_words
 from collab_cli.stopping import Stopping
-from collab_cli.terminal import Terminal
+from collab_cli.terminal import Terminal, print_json
 
 if TYPE_CHECKING:
     from collab_core.run import Invite, RunFolder
@@ -51,7 +50,7 @@ def tune(
         best = best_batch(trials)
         if as_json:
             speeds = [{"batch_size": one.batch_size, "samples_per_second": one.samples_per_second} for one in trials]
-            print(json.dumps({"device": describe(chosen), "batch_size": best, "trials": speeds}, indent=2))
+            print_json({"device": describe(chosen), "batch_size": best, "trials": speeds})
             return
         table = Table(box=None, pad_edge=False)
         for heading in ("batch size", "samples/s"):

@@ -88,8 +88,9 @@ def pull(repo: str, target: Archive, references: Sequence[str] | None) -> Moved:
         ArchiveError: there is no such version, or it is damaged.
     """
     with _mirror(repo) as (mirror, head):
-        versions = [version for version in chosen(mirror, references) if _may_take(target, version)]
-        if references and len(versions) < len(references):
+        offered = chosen(mirror, references)
+        versions = [version for version in offered if _may_take(target, version, mirror.signer(version.root))]
+        if references and len(versions) < len(offered):
             raise ArchiveError(
                 Code.NO_TRANSFER,
                 f"{repo} offers a step of a run whose history this archive keeps by itself.",
@@ -114,13 +115,14 @@ def pull(repo: str, target: Archive, references: Sequence[str] | None) -> Moved:
         return moved
 
 
-def _may_take(target: Archive, version: Version) -> bool:
-    """Variants are everybody's. Nobody adds steps to a history that the target keeps by itself; mending one is fine."""
+def _may_take(target: Archive, version: Version, signer: str) -> bool:
+    """Variants are everybody's. Nobody adds steps to a history that somebody else signs; mending one is fine."""
     if version.is_variant or any(one.root == version.root for one in target.versions()):
         return True
     run_id = version.provenance.run_id
     return not any(
-        not one.is_variant and one.provenance.run_id == run_id and target.is_ours(one) for one in target.versions()
+        not one.is_variant and one.provenance.run_id == run_id and target.signer(one.root) != signer
+        for one in target.versions()
     )
 
 

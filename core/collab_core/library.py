@@ -7,6 +7,7 @@ nobody holds more than a piece for a stranger. What arrives is believed only if 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,7 @@ from collab_core.archive import Archive, Prefer, Version
 from collab_core.archive.catalogue import EPOCH
 from collab_core.archive.encoding import Kind
 from collab_core.archive.mending import complete
-from collab_core.archive.packs import NewItem, read_item
+from collab_core.archive.packs import BadPack, NewItem, read_item
 from collab_core.archive.store import Held
 from collab_core.archive.transfer import Moved, in_order, tag_from_elsewhere
 from collab_core.archive.version import BadVersion
@@ -84,10 +85,11 @@ class Library(ServicerBase):  # type: ignore[misc]
             found = await asyncio.get_running_loop().run_in_executor(
                 self._thread, lambda: action(self._opened(), *more, *arguments)
             )
+            answer = BytesValue(value=msgpack.packb(found))
         except Exception as error:  # noqa: BLE001 - a stranger's question: whatever it breaks, it gets no answer
             logger.info("no answer from the archive: %r", error)
             return BytesValue()
-        return BytesValue(value=msgpack.packb(found))
+        return answer
 
     def _opened(self) -> Archive:
         if self._archive is None:
@@ -322,10 +324,11 @@ class Library(ServicerBase):  # type: ignore[misc]
         tensor = entry.digest()
         kind, base, data = Kind.RAW, None, memoryview(b"")
         fit = [p for p in source.store.places(tensor) if p.item.base is None or p.item.base in theirs]
-        if fit:
-            best = min(fit, key=lambda place: place.item.size)
-            kind, base = best.item.kind, best.item.base
-            data = read_item(source.store.path(best.pack), best.item)
+        for best in sorted(fit, key=lambda place: place.item.size):
+            with contextlib.suppress(BadPack):  # damaged, or just replaced: there are other ways
+                data = read_item(source.store.path(best.pack), best.item)
+                kind, base = best.item.kind, best.item.base
+                break
         else:
             data = source.store.read(entry)
         for start in range(0, max(1, len(data)), PIECE_BYTES):  # a tensor may well be empty

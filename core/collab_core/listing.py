@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collab_core.archive import Archive
-from collab_core.archive.catalogue import EPOCH
+from collab_core.archive.catalogue import EPOCH, is_name, is_start_of
 from collab_core.tree import is_root
 
 MAX_LISTED = 10_000
@@ -32,7 +32,7 @@ class Listing:
             TypeError, AttributeError, IndexError, ValueError: it is nonsense.
         """
         roots = [root for root in answer[0][-MAX_LISTED:] if is_root(root)]
-        tags = {name: root for name, root in answer[1].items() if is_root(root)}
+        tags = {name: root for name, root in answer[1].items() if is_root(root) and is_name(name)}
         facts = answer[2] if len(answer) > 2 else []  # peers of before say no more
         epochs: dict[str, int] = {}
         made_from: dict[str, str | None] = {}
@@ -52,7 +52,7 @@ class Listing:
         if reference.startswith(EPOCH):
             found = [root for root, epoch in self.epochs.items() if str(epoch) == reference.removeprefix(EPOCH)]
         else:
-            found = [root for root in self.roots if len(reference) >= 4 and root.startswith(reference)]
+            found = [root for root in self.roots if is_start_of(reference, root)]
         return found[0] if len(found) == 1 else None
 
 

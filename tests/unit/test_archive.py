@@ -6,21 +6,26 @@ import contextlib
 import json
 import os
 import random
+import sqlite3
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from archives import history, raw, same, save
+from blake3 import blake3
 
 from collab_core.archive import Archive, Keep, Provenance, Version, recover, verify
+from collab_core.archive.catalogue import is_name
 from collab_core.archive.costs import Prefer
 from collab_core.archive.store import Damaged
 from collab_core.archive.version import BadVersion, _canonical, _message
-from collab_core.errors import ArchiveError, Code
+from collab_core.errors import ArchiveError, Code, ConfigError
 from collab_core.identity import Identity
 
 NUM_FLIPS = 1000
+FOREIGN = ("../out.json", "/tmp/out.json", ".hidden", "a/b.json", "model.safetensors", "json.py", "Makefile", "x.pth")
+"""Names that no file from somebody else may have."""
 
 
 def test_all_versions_come_back_in_few_steps_and_old_ones_are_small(archive: Archive) -> None:
@@ -166,14 +171,6 @@ def test_a_pack_that_does_not_begin_as_one_is_named_and_still_read(archive: Arch
     assert same(archive, version, weights)
 
 
-@pytest.mark.parametrize("name", ["../escaped.json", "/tmp/escaped.json", ".hidden", "a/b.json", "model.safetensors"])
-def test_a_version_whose_files_would_land_elsewhere_is_none(archive: Archive, name: str) -> None:
-    (weights,) = history(1)
-    version = save(archive, weights, files={name: b"{}"})
-    with pytest.raises(BadVersion, match="names"):
-        Version.from_bytes(archive.version_bytes(version.root), version.root)
-
-
 def test_sweeping_a_pack_of_tiny_tensors_loses_none(archive: Archive) -> None:
     (base,) = history(1)
     parent = save(archive, base)
@@ -195,7 +192,14 @@ def test_sweeping_a_pack_of_tiny_tensors_loses_none(archive: Archive) -> None:
         {"is_variant": "yes"},
         {"provenance": {"epoch": "x"}},
         {"provenance": {"epoch": 2**60}},
+        {"provenance": {"loss": float("nan")}},
+        {"provenance": {"held_out_loss": float("inf")}},
+        {"provenance": {"loss": 10**400}},
+        {"provenance": {"recipe": {"command": "rm"}}},
+        {"provenance": {"recipe": {"command": ["x"], "code": {}, "data": {}, "seconds": "x"}}},
+        {"level": "[/x]"},
         {"files": [["a.json", 2**40, []]]},
+        *({"files": [[name, 0, []]]} for name in FOREIGN),
         {"signer": "1" * 1000},
     ],
 )
@@ -208,3 +212,70 @@ def test_a_signed_version_that_makes_no_sense_is_none(archive: Archive, change: 
     body["signature"] = identity.sign(_message(body)).hex()
     with pytest.raises(BadVersion):
         Version.from_bytes(_canonical(body), version.root)
+
+
+def test_nothing_is_deleted_on_the_word_of_an_index_that_lost_what_it_knew(archive: Archive) -> None:
+    epochs = list(history(4))
+    versions = [save(archive, weights) for weights in epochs]
+    database = sqlite3.connect(archive.folder / "index.sqlite")
+    database.execute("DELETE FROM items")  # as if only some of its pages had reached the disk
+    database.commit()
+    database.close()
+    archive.settle()
+    assert verify(archive) == (4, [])
+    assert all(same(archive, version, weights) for version, weights in zip(versions, epochs, strict=True))
+
+
+def test_a_writer_goes_on_after_somebody_else_made_the_index_anew(archive: Archive) -> None:
+    first, second = history(2)
+    save(archive, first)
+    other = Archive(archive.folder)
+    (archive.folder / "index.sqlite").unlink()
+    save(archive, second)
+    other.store.index.renew()
+    assert verify(other) == (2, [])
+    assert all(other.store.has(entry.digest()) for version in other.versions() for entry in version.entries())
+    other.close()
+
+
+def test_what_has_a_name_stays_when_the_names_cannot_be_read(archive: Archive) -> None:
+    versions = [save(archive, weights) for weights in history(30)]
+    archive.tag("best", versions[3])
+    names = archive.folder / "tags.json"
+    names.write_bytes(names.read_bytes().replace(b"best", b"rest"))
+    for action in (lambda: archive.collect_garbage(Keep(last=5)), lambda: archive.tag("other", versions[4])):
+        with pytest.raises(ArchiveError) as caught:
+            action()
+        assert caught.value.code is Code.DAMAGED_VERSION
+    assert len(archive.versions()) == 30
+
+
+def test_while_a_version_cannot_be_read_nothing_of_it_is_thrown_away(archive: Archive) -> None:
+    versions = [save(archive, weights) for weights in history(6)]
+    path = archive.folder / "versions" / f"{versions[2].root}.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    again = Archive(archive.folder)
+    again.collect_garbage(Keep(last=2))
+    path.write_bytes(whole)
+    assert verify(again)[1] == []
+    assert versions[2].root in {version.root for version in Archive(archive.folder).versions()}
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["", "latest", "epoch:3", "c0ffee", "a" * 101, "\x1b[31m", "\udcff", "ab12" * 16])
+def test_a_name_means_nothing_else_and_can_be_shown(archive: Archive, name: str) -> None:
+    (weights,) = history(1)
+    with pytest.raises(ConfigError):
+        archive.tag(name, save(archive, weights))
+    assert not is_name(name)
+
+
+def test_a_root_is_found_by_itself_whatever_somebody_called_another_version(archive: Archive) -> None:
+    first, second = (save(archive, weights) for weights in history(2))
+    tags = {first.root: second.root, "cafe": second.root}
+    body = {"tags": tags, "digest": blake3(json.dumps(tags, sort_keys=True).encode()).hexdigest()}
+    (archive.folder / "tags.json").write_text(json.dumps(body, sort_keys=True))
+    assert archive.find(first.root).root == first.root
+    assert archive.find(first.root[:12]).root == first.root
+    assert archive.find("cafe").root == second.root  # from before names could not look like that

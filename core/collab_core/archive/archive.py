@@ -100,6 +100,7 @@ class Archive:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 for left_behind in self.folder.rglob(".*.tmp"):  # by a writer that was killed
                     left_behind.unlink(missing_ok=True)
+                self.store.index.renew()
                 yield
         except OSError as error:
             raise ArchiveError(
@@ -253,6 +254,8 @@ class Archive:
         self._sweep(versions)
 
     def _sweep(self, versions: list[Version]) -> None:
+        if self._catalogue.unreadable:
+            return  # what belongs to them is not known; `verify` names them
         lines, variants = _lines(versions), [version for version in versions if version.is_variant]
         _, far = choose(self.store, lines, variants, self._prefer.max_steps)
         with contextlib.suppress(OSError):  # on a full disk it stays far for now
@@ -327,17 +330,21 @@ class Archive:
 
     # --- letting go ---
 
+    def droppable(self, keep: Keep) -> list[Version]:
+        """The versions that need not be kept.
+
+        Raises:
+            ArchiveError: DAMAGED_VERSION, nobody knows which ones have a name.
+        """
+        versions, tagged = self.versions(), set(self._catalogue.sound_tags().values())
+        bases = {version.parent for version in versions if version.is_variant}
+        found = (version for line in _lines(versions) for version in keep.dropped(line, tagged))
+        return [version for version in found if version.root not in bases]
+
     def collect_garbage(self, keep: Keep) -> list[Version]:
         """Drop the versions that need not be kept; which ones."""
         with self.writing():
-            tagged = set(self.tags().values())
-            bases = {version.parent for version in self.versions() if version.is_variant}
-            dropped = [
-                version
-                for line in _lines(self.versions())
-                for version in keep.dropped(line, tagged)
-                if version.root not in bases
-            ]
+            dropped = self.droppable(keep)
             for version in dropped:
                 self._catalogue.drop(version)
             versions = self.versions()

@@ -49,7 +49,8 @@ def file_hashes(folder: Path, paths: Sequence[Path]) -> dict[str, str]:
     Raises:
         OSError: one of them cannot be read.
     """
-    hashes = {str(path): file_hash(folder / path) for path in paths}
+    # a name that is no text is kept as one that says so
+    hashes = {str(path).encode(errors="backslashreplace").decode(): file_hash(folder / path) for path in paths}
     if missing := [path for path, digest in hashes.items() if not digest]:
         raise OSError(f"{missing[0]} cannot be read")
     return hashes

@@ -29,6 +29,9 @@ CREATE INDEX IF NOT EXISTS items_by_pack ON items (pack);
 """
 
 
+LOCKED_S = 60.0  # another process writes to it; that takes milliseconds
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """One encoding of a tensor, and the pack it is in."""
@@ -46,15 +49,16 @@ class Index:
             self._database = self._open()
             self.refresh()
         except sqlite3.Error:
-            self.rebuild()
+            self._begin_anew()
 
     def _open(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=LOCKED_S)
         database.executescript(SCHEMA)
+        self._inode = self._path.stat().st_ino
         return database
 
-    def rebuild(self) -> None:
-        """Forget everything and ask the packs again."""
+    def _begin_anew(self) -> None:
+        """The file is damaged: away with it."""
         with contextlib.suppress(AttributeError, sqlite3.Error):
             self._database.close()
         for suffix in ("", "-journal", "-wal", "-shm"):
@@ -62,37 +66,84 @@ class Index:
         self._database = self._open()
         self.refresh()
 
+    def renew(self) -> None:
+        """See what other processes did. The file itself may be another one by now."""
+        try:
+            if not self._path.exists() or self._path.stat().st_ino != self._inode:
+                self._database.close()
+                self._database = self._open()
+            self.refresh()
+        except sqlite3.Error:
+            self._begin_anew()
+
+    def rebuild(self) -> None:
+        """Forget everything and ask the packs again. Others see what was there before, or all of it."""
+        tables = {name: (size, *self._table(name)) for name, size in self._present().items()}
+        try:
+            with self._transaction():
+                self._database.execute("DELETE FROM packs")
+                self._database.execute("DELETE FROM items")
+                for name, (size, items, fault) in tables.items():
+                    self._insert(name, size, items, fault)
+        except sqlite3.Error:
+            self._begin_anew()
+
     def refresh(self) -> None:
         """Take in packs that came, forget those that went."""
-        known = dict(self._database.execute("SELECT name, size FROM packs"))
-        present = {path.stem: path.stat().st_size for path in self._packs.glob(f"*{SUFFIX}")}
+        known, present = self.sizes(), self._present()
         for name in known.keys() - present.keys():
             self.forget(name)
         for name, size in present.items():
             if known.get(name) != size:
-                self.forget(name)
-                self._read(name, size)
+                self.add(name, size, *self._table(name))
 
-    def _read(self, name: str, size: int) -> None:
+    def check(self, name: str) -> bool:
+        """Whether we remember of a pack what it says itself. If not, we do from now on.
+
+        Nothing is deleted on the word of an index alone: after a power cut it may know of a pack and of nothing in it.
+        """
+        items, fault = self._table(name)
         try:
-            items, fault = read_table(self._packs / f"{name}{SUFFIX}"), ""
+            is_right = not fault and {place.item for place in self.places_in(name)} == set(items)
+        except (ValueError, TypeError):  # rows that make no sense
+            is_right = False
+        if not is_right and name in (present := self._present()):
+            self.add(name, present[name], items, fault)
+        return is_right
+
+    def _present(self) -> dict[str, int]:
+        present = {}
+        for path in self._packs.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another process deletes it just now
+                present[path.stem] = path.stat().st_size
+        return present
+
+    def _table(self, name: str) -> tuple[list[Item], str]:
+        try:
+            return read_table(self._packs / f"{name}{SUFFIX}"), ""
         except BadPack as error:
-            items, fault = [], str(error)
-        self.add(name, size, items, fault)
+            return [], str(error)
 
     def add(self, name: str, size: int, items: Iterable[Item], fault: str = "") -> None:
-        """Take in a pack that is on disk."""
+        """Take in a pack, in place of what was known of it."""
         with self._transaction():
-            self._database.execute("INSERT OR REPLACE INTO packs VALUES (?, ?, ?)", (name, size, fault))
-            self._database.executemany(
-                "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)",
-                ((i.tensor, int(i.kind), i.base, i.start, i.size, i.digest, name) for i in items),
-            )
+            self._delete(name)
+            self._insert(name, size, items, fault)
 
     def forget(self, name: str) -> None:
         with self._transaction():
-            self._database.execute("DELETE FROM packs WHERE name = ?", (name,))
-            self._database.execute("DELETE FROM items WHERE pack = ?", (name,))
+            self._delete(name)
+
+    def _insert(self, name: str, size: int, items: Iterable[Item], fault: str) -> None:
+        self._database.execute("INSERT OR REPLACE INTO packs VALUES (?, ?, ?)", (name, size, fault))
+        self._database.executemany(
+            "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?)",
+            ((i.tensor, int(i.kind), i.base, i.start, i.size, i.digest, name) for i in items),
+        )
+
+    def _delete(self, name: str) -> None:
+        self._database.execute("DELETE FROM packs WHERE name = ?", (name,))
+        self._database.execute("DELETE FROM items WHERE pack = ?", (name,))
 
     def places(self, tensor: bytes) -> list[Place]:
         """Every encoding of a tensor."""
@@ -123,7 +174,7 @@ class Index:
 
     @contextlib.contextmanager
     def _transaction(self):  # type: ignore[no-untyped-def]
-        self._database.execute("BEGIN")
+        self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:

@@ -16,7 +16,7 @@ import msgpack
 from blake3 import blake3
 
 from collab_core.archive.encoding import Kind
-from collab_core.files import Buffer, replace_file
+from collab_core.files import Buffer, replace_file, sync_folder
 
 MAGIC = b"collab pack 1\n"
 TAIL = struct.Struct(">Q32s")  # size of the table, its hash
@@ -77,6 +77,7 @@ def write_pack(folder: Path, items: Iterable[NewItem]) -> tuple[str, list[Item]]
         replace_file(beside, content())
         name = blake3(_pack_table(table)).hexdigest()
         os.replace(beside, folder / f"{name}{SUFFIX}")
+        sync_folder(folder)
     finally:
         beside.unlink(missing_ok=True)
     return name, table

@@ -11,7 +11,10 @@ FOLDER = "archive"  # in a peer's state folder
 
 
 def is_archive(folder: Path) -> bool:
-    return (folder / "versions").is_dir()
+    try:
+        return (folder / "versions").is_dir()
+    except OSError:  # a folder that we may not enter
+        return False
 
 
 def locate(given: Path | None, *, may_create: bool = False) -> Path:

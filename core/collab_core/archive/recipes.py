@@ -60,7 +60,7 @@ def record(
     if not any(OUTPUT in word for word in command):
         raise _failed(f"the command does not say where its result goes: {OUTPUT} is missing in it")
     named = [Path(word) for word in command[1:] if PARENT not in word and OUTPUT not in word]  # the first is a program
-    code = [path for path in named if path not in data and (where / path).is_file()]
+    code = [path for path in named if path not in data and _is_file(where / path)]
     recipe: dict[str, Any] = {
         "command": list(command),
         "seed": seed,
@@ -177,3 +177,10 @@ def _failed(why: str) -> ArchiveError:
         f"The recipe did not lead to the model: {why}.",
         fix="Run it where its code and data are, in the environment it was recorded in.",
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long for a name: a program in a word
+        return False

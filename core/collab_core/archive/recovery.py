@@ -70,18 +70,20 @@ def _read(archive: Archive, version: Version, entry: TensorEntry) -> memoryview:
 def verify(archive: Archive) -> tuple[int, list[str]]:
     """Read everything. How many versions were checked, and what is wrong."""
     archive.store.index.rebuild()
-    bad = [f"pack {name[:12]}: {fault}" for name, fault in archive.store.index.faults().items()]
-    changed = [name for name in sorted(archive.store.packs()) if not begins_right(archive.store.path(name))]
-    bad += [f"pack {name[:12]}: it does not begin as a pack does" for name in changed]
+    path_of = archive.store.path
+    # with the file it is about: what a peer that goes on saving deletes meanwhile is not bad
+    bad = [(f"pack {name[:12]}: {fault}", path_of(name)) for name, fault in archive.store.index.faults().items()]
+    changed = [name for name in sorted(archive.store.packs()) if not begins_right(path_of(name))]
+    bad += [(f"pack {name[:12]}: it does not begin as a pack does", path_of(name)) for name in changed]
     versions, num_checked = [], 0
     for path in sorted(archive.folder.glob("versions/*.json")):
         num_checked += 1
         try:
             versions.append(Version.from_bytes(path.read_bytes(), path.stem))
         except (BadVersion, OSError) as error:
-            bad.append(f"version {path.stem[:12]}: {error}")
-    if (archive.folder / "tags.json").exists() and not archive.tags():
-        bad.append("tags.json is damaged")
+            bad.append((f"version {path.stem[:12]}: {error}", path))
+    if (tags := archive.folder / "tags.json").exists() and not archive.tags():
+        bad.append(("tags.json is damaged", tags))
     # tensor by tensor through all versions, newest first: every difference is undone once
     versions.sort(key=lambda version: (version.epoch or 0, version.created), reverse=True)
     by_name: dict[str, dict[bytes, tuple[TensorEntry, Version]]] = {}
@@ -97,5 +99,6 @@ def verify(archive: Archive) -> tuple[int, list[str]]:
                 held = Held(tensor, archive.store.read(entry, held))
             except Damaged as error:
                 held = None
-                bad.append(f"{name} of version {version.root[:12]}: {error.why}")
-    return num_checked, bad
+                about = archive.folder / "versions" / f"{version.root}.json"
+                bad.append((f"{name} of version {version.root[:12]}: {error.why}", about))
+    return num_checked, [words for words, place in bad if place.exists()]

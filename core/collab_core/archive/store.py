@@ -120,7 +120,6 @@ class Store:
         if first is None:
             return []
         name, table = write_pack(self._packs, (item for part in ([first], listed) for item in part))
-        self.index.forget(name)
         self.index.add(name, self.path(name).stat().st_size, table)
         return [Place(item, name) for item in table]
 

@@ -17,6 +17,8 @@ LIVELY = 0.5  # a pack of which less than this is needed is written anew
 
 def sweep(store: Store, lines: Sequence[Sequence[Version]], variants: Iterable[Version], max_steps: int) -> None:
     """Delete what is stored twice or belongs to no version; every tensor of every version stays readable."""
+    for pack in store.packs():
+        store.index.check(pack)
     needed, _ = choose(store, lines, variants, max_steps)
     by_pack: defaultdict[str, list[Place]] = defaultdict(list)
     for place in needed.values():
@@ -29,6 +31,8 @@ def sweep(store: Store, lines: Sequence[Sequence[Version]], variants: Iterable[V
 
 def drop_superseded(store: Store, pack: str, newest: Collection[bytes]) -> None:
     """Delete from a pack what is kept as a difference by now; the newest step stays whole."""
+    if not store.index.check(pack):
+        return
 
     def is_superseded(place: Place) -> bool:
         if place.item.kind is not Kind.RAW or place.item.tensor in newest:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from collab_core.archive.archive import Archive
-from collab_core.archive.catalogue import EPOCH
+from collab_core.archive.catalogue import is_name
 from collab_core.archive.encoding import Kind, encode
 from collab_core.archive.mending import complete
 from collab_core.archive.packs import BadPack, NewItem, read_item
 from collab_core.archive.version import Version
 from collab_core.tree import TensorEntry
 
-MAX_TAGS, MAX_TAG_CHARS = 8, 100  # of a version that comes from somebody else
+MAX_TAGS = 8  # of a version that comes from somebody else
 
 
 @dataclass(slots=True)
@@ -80,10 +80,9 @@ def give_tags(source: Archive, target: Archive, versions: Iterable[Version]) -> 
 
 def tag_from_elsewhere(archive: Archive, version: Version, names: Iterable[object]) -> None:
     """Names that somebody else gave: nobody renames what another one saved, or takes a name that means something."""
-    for name in list(names)[:MAX_TAGS]:
-        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_TAG_CHARS:
-            continue
-        if name == "latest" or name.startswith(EPOCH):
+    num_taken = sum(root == version.root for root in archive.tags().values())
+    for name in list(names)[: max(0, MAX_TAGS - num_taken)]:
+        if not isinstance(name, str) or not is_name(name):
             continue
         taken = archive.tags().get(name)
         if taken is None or archive.signer(taken) == archive.signer(version.root):

@@ -64,9 +64,16 @@ def read_checkpoint(checkpoint: Path, parent: Version | None) -> tuple[dict[str,
     tensors = read_file(checkpoint / WEIGHTS if is_folder else checkpoint)
     files = {}
     if is_folder:
-        paths = sorted(path for pattern in FILES for path in checkpoint.glob(pattern))
-        fit = [path for path in paths if is_plain_name(path.name) and path.stat().st_size <= MAX_FILE_BYTES]
-        files = {path.name: path.read_bytes() for path in fit}
+        paths = sorted(path for pattern in FILES for path in checkpoint.glob(pattern) if path.is_file())
+        try:
+            fit = [path for path in paths if is_plain_name(path.name) and path.stat().st_size <= MAX_FILE_BYTES]
+            files = {path.name: path.read_bytes() for path in fit}
+        except OSError as error:
+            raise ArchiveError(
+                Code.BAD_CHECKPOINT,
+                f"{error.filename} cannot be read: {error.strerror or error}.",
+                fix="Give a folder whose files you may read.",
+            ) from error
     return _named_like(tensors, parent), files
 
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 from blake3 import blake3
@@ -22,7 +23,10 @@ MAX_VERSION_BYTES = 2**27
 MAX_SIGNER_CHARS = 64
 MAX_EPOCH = 2**53
 MAX_TIME = 2.0**35  # some thousand years
+MAX_NUMBER = 1e300
 WEIGHTS = "model.safetensors"  # beside which the files of a version lie
+RUNNABLE = (".py", ".pyc", ".pyd", ".so", ".pth", ".sh", ".mk", ".cfg", ".toml")
+LEVELS = ("R1", "R2", "R3")
 
 
 class BadVersion(Exception):
@@ -116,6 +120,7 @@ class Version:
             "tree": base64.b64encode(self.tree.to_bytes()).decode(),
             "signer": identity.peer_id,
         }
+        _check_types(body)  # what we could not read again is not written
         body["signature"] = identity.sign(_message(body)).hex()
         return _canonical(body)
 
@@ -139,9 +144,6 @@ class Version:
                 raise ValueError("its signature is wrong")
             if body["format"] != FORMAT or body["root"] != root:
                 raise ValueError(f"it is version {body['root']!r} in format {body['format']!r}")
-            names = [name for name, _, _ in body["files"]]
-            if not all(map(is_plain_name, names)) or WEIGHTS in names or len(set(names)) < len(names):
-                raise ValueError("its files have names that no file of a model may have")
             known = {item.name for item in fields(Provenance)}
             return cls(
                 tree=StateTree.from_bytes(base64.b64decode(body["tree"], validate=True), root),
@@ -172,14 +174,14 @@ def _check_types(body: Mapping[str, Any]) -> None:
         and (body["parent"] is None or is_root(body["parent"]))
         and type(body["is_variant"]) is bool
         and type(body["stored"]) is str
-        and type(body["level"]) is str
+        and body["level"] in LEVELS
         and _is(provenance.get("run_id"), str)
         and _is(provenance.get("epoch"), int)
         and 0 <= (provenance.get("epoch") or 0) <= MAX_EPOCH
         and _is(provenance.get("samples"), int)
-        and _is(provenance.get("loss"), float, int)
-        and _is(provenance.get("held_out_loss"), float, int)
+        and all(_is_number(provenance.get(name)) for name in ("samples", "loss", "held_out_loss", "seed"))
         and _is(provenance.get("recipe"), dict)
+        and _is_recipe(provenance.get("recipe") or {"command": [], "code": {}, "data": {}})
         and _is(provenance.get("seed"), int)
         and _is(provenance.get("environment"), str)
         and all(type(mapping) is dict for mapping in mappings)
@@ -190,10 +192,33 @@ def _check_types(body: Mapping[str, Any]) -> None:
     )
     if not is_sound:
         raise ValueError("a field of it cannot be")
+    names = [name for name, _, _ in body["files"]]
+    if not all(map(_may_lie_beside, names)) or len(set(names)) < len(names):
+        raise ValueError("its files have names that no file of a model may have")
 
 
 def _is(value: object, *kinds: type) -> bool:
     return value is None or type(value) in kinds
+
+
+def _is_number(value: object) -> bool:
+    """JSON has none that are larger, and none that are not finite."""
+    return value is None or (type(value) in (int, float) and -MAX_NUMBER <= value <= MAX_NUMBER)  # type: ignore[operator]
+
+
+def _is_recipe(recipe: Mapping[str, Any]) -> bool:
+    return (
+        type(recipe["command"]) is list
+        and all(type(word) is str for word in recipe["command"])
+        and all(type(recipe[name]) is dict for name in ("code", "data"))
+        and all(_is_number(recipe.get(name)) for name in ("seconds", "seed", "metric", "tolerance"))
+    )
+
+
+def _may_lie_beside(name: str) -> bool:
+    """Whether a file from somebody else may lie beside a model: nothing that Python or make would run."""
+    suffix = PurePath(name).suffix
+    return is_plain_name(name) and name != WEIGHTS and suffix != "" and suffix not in RUNNABLE
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:

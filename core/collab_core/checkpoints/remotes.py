@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,7 @@ from collab_core.hub import download_folder, hub_in_words, is_hub_name
 from collab_core.run.manifest import Manifest
 
 NUM_KEPT = 3  # checkpoints in a folder; the Hub keeps all
+ABANDONED_S = 86400.0  # nobody takes longer to copy one
 MAX_LOOKED_AT = 20  # revisions of a repository, newest first
 
 
@@ -46,7 +48,9 @@ class FolderRemote:
         home = self._home(statement.run_id)
         beside = home / f".{name}.tmp"
         try:
-            shutil.rmtree(beside, ignore_errors=True)
+            for left_behind in home.glob(".epoch-*.tmp"):  # by whoever was cut off
+                if left_behind == beside or time.time() - left_behind.stat().st_mtime > ABANDONED_S:
+                    shutil.rmtree(left_behind, ignore_errors=True)
             home.mkdir(parents=True, exist_ok=True)
             shutil.copytree(folder, beside)
             for path in beside.iterdir():
