@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from hub_endpoint import TOKEN, Hub, serve_hub
 from playwright.sync_api import Browser, sync_playwright
@@ -15,6 +16,8 @@ from processes import SwarmOfProcesses
 
 from collab_core.archive import Archive
 
+hypothesis.settings.register_profile("collab", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("collab")
 ONE_AT_A_TIME = ("swarm", "lab")  # each of these folders keeps a core busy with several processes
 
 

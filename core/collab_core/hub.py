@@ -9,12 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from collab_core.errors import Code, CollabError, HubError
+from collab_core.errors import Code, CollabError, HubError, TaskError
 
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 FULL = (402, 413, 507)  # to be paid for, too large, no storage left
 QUOTA = re.compile(r"quota|storage|exceeded|upgrade|too large|no space", re.IGNORECASE)
 MAX_SAID_CHARS = 240
+NETWORK = (
+    "huggingface_hub",
+    "httpx",
+    "httpx2",
+    "httpcore",
+    "httpcore2",
+    "requests",
+    "urllib3",
+    "aiohttp",
+    "fsspec",
+    "ssl",
+)
 LOGIN = "Log in with `hf auth login`, or set HF_TOKEN, with an account that may do this."
 
 
@@ -74,7 +86,14 @@ def hub_in_words(
     except Exception as error:
         what = f"{kind} {repo}" if kind == "model" else f"data set {repo}"
         where = f" at revision {revision[:12]}" if revision else ""
-        raise _explained(error, f"{what}{where}" + (f", file {file}" if file else "")) from error
+        whole = f"{what}{where}" + (f", file {file}" if file else "")
+        if kind == "dataset" and not any(map(_is_of_the_network, _chain(error))):
+            raise TaskError(
+                Code.NO_DATA,
+                f"The {whole} cannot be read: {_shortened(str(error)) or type(error).__name__}.",
+                fix="Look at the data set: something in it is not as the rest. Or name another one in run.toml.",
+            ) from error
+        raise _explained(error, whole) from error
 
 
 def _be_quiet() -> None:
@@ -141,6 +160,11 @@ def _shortened(text: str) -> str:
 def _status(error: BaseException) -> int | None:
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
+
+
+def _is_of_the_network(error: BaseException) -> bool:
+    """Whether it has to do with the Hub or the way there, and not with what was read."""
+    return isinstance(error, OSError | EOFError) or type(error).__module__.partition(".")[0] in NETWORK
 
 
 def _is_unreachable(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
+SIGNS = ("can't allocate memory", "out of memory", "not enough memory", "STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -45,7 +45,7 @@ def test_a_peer_whose_terminal_is_closed_leaves_as_it_should(tmp_path: Path) -> 
     draining = threading.Thread(target=_drain, args=(ours,), daemon=True)
     draining.start()
     events = folder / "events.jsonl"
-    wait_until(lambda: events.exists() and '"epoch"' in events.read_text(), "an epoch", 90)
+    wait_until(lambda: events.exists() and '"event": "epoch"' in events.read_text(), "an epoch", 90)
     os.kill(process.pid, signal.SIGHUP)
     os.close(ours)
     assert process.wait(15) == 0

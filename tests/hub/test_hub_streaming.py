@@ -90,6 +90,13 @@ def test_what_the_hub_does_not_give_is_said_in_words(
     assert_refused(finished, code, *words)
 
 
+def test_a_file_that_is_broken_on_the_hub_is_not_waited_for_as_if_the_hub_were_away(hub: Hub, tmp_path: Path) -> None:
+    good = json_lines([f"a fox, number {number}" for number in range(20)])
+    revision = hub.add("datasets", "ada/foxes", {"train-0.jsonl": good, "train-1.jsonl": b'{"text": "a fo'})
+    finished = stream(hub, tmp_path, {"repo": "ada/foxes", "revision": revision}, [[1, [40]]])
+    assert_refused(finished, 405, "ada/foxes", "cannot be read")
+
+
 def test_a_folder_of_the_same_name_is_never_taken_for_the_data_set(hub: Hub, tmp_path: Path) -> None:
     revision = hub.add("datasets", "ada/foxes", {"train.jsonl": json_lines(["a fox"])})
     (tmp_path / "ada" / "foxes").mkdir(parents=True)

@@ -168,7 +168,7 @@ def test_a_donor_gives_no_more_than_it_wants_to_and_is_not_blamed_for_it(
         assert not bad
         assert torch.equal(fetched.tensors["a"], wanted.tensors["a"])
     given = sum(len(answer) for answer in answers if answer != BUSY)
-    assert 0.8 * MAX_UPLOAD < given / seconds < 1.05 * MAX_UPLOAD
+    assert 0.5 * MAX_UPLOAD < given / seconds < 1.05 * MAX_UPLOAD
 
 
 def test_a_donor_without_the_state_a_foreign_model_and_a_dead_peer_are_only_lost_donors(

@@ -58,7 +58,7 @@ def test_a_guest_with_little_memory_and_time_goes_on_and_keeps_what_it_gave(
     num_events, started = len(guest.events()), time.monotonic()
     guest = swarm.trainer("guest", "--hours", str(HOURS), env=env)
     assert guest.process.wait(HOURS * 3600 + 15) == 0, guest.tail()
-    assert time.monotonic() - started < HOURS * 3600
+    assert time.monotonic() - started < HOURS * 3600 + 5  # a tenth of its time is little for leaving on a busy machine
     events = guest.events()[num_events:]
     [left] = [event for event in events if event["event"] == "left"]
     assert left["samples"] == before["samples"] + left["samples_now"]

@@ -14,7 +14,7 @@ from collab_core.doctor.machine import available_memory, disk, open_files, share
 from collab_core.doctor.packages import package_checks
 from collab_core.errors import Code, TaskError
 from collab_core.run.settings import RunSettings, TaskSettings
-from collab_trainer import TaskContext
+from collab_trainer import TaskContext, fitness
 from collab_trainer.fitness import model_checks
 
 
@@ -47,14 +47,15 @@ def test_a_missing_package_and_a_wrong_version_are_named_with_what_to_type(
     assert possible_roles([packages]) == {"train": False, "aux": False}
 
 
-def test_a_model_that_does_not_fit_is_measured_without_being_built() -> None:
+def test_a_model_that_does_not_fit_is_measured_without_being_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitness, "available_memory", lambda: 12_000_000_000)
     options = {"width": 4096, "layers": 48, "heads": 64}
     settings = RunSettings(name="huge", task=TaskSettings(options=options))
     task, memory, room = model_checks(settings, TaskContext(), "cpu", Path("/"))
     assert task.ok
     assert not memory.ok
     assert memory.detail.startswith("the model has 9,667.8 million parameters and takes about ")
-    assert f"{available_memory() / 1e9:,.0f} GB are free" in memory.detail
+    assert "12 GB are free" in memory.detail
     assert memory.rules_out == BOTH
     assert "GB are free" in memory.fix
     assert room.name == "disk"

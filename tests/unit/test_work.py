@@ -11,9 +11,10 @@ import torch
 from pydantic import ValidationError
 
 from collab_core.errors import Code, TaskError
-from collab_core.run.settings import RunSettings
+from collab_core.run.settings import OptimizerSettings, RunSettings
 from collab_core.state.layout import Fragment, Layout
 from collab_core.state.replica import Replica
+from collab_core.update.schedule import learning_rate
 from collab_trainer.work import Gradients, LocalSteps, work_of
 
 
@@ -233,3 +234,48 @@ def test_what_the_optimizer_of_8_bits_needs_is_said(is_installed: bool, monkeypa
     assert caught.value.code is Code.NO_OPTIMIZER
     assert ("CUDA device, not cpu" if is_installed else "bitsandbytes is not installed") in caught.value.message
     assert caught.value.exit_code == 2
+
+
+def test_what_is_frozen_stays_as_it_is_to_the_last_bit() -> None:
+    for name in ("adamw", "lamb", "sgd"):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+        model[0].weight.requires_grad_(False)
+        layout = Layout.of(model)
+        assert layout.hash != Layout(layout.params, layout.buffers).hash
+        start = layout.read(model)
+        replica = Replica(layout, OptimizerSettings(name=name, weight_decay=0.1), start)
+        work = Gradients(model, layout)
+        for epoch in range(3):
+            work.start_at(replica.values)
+            work.begin(epoch)
+            work.took(model(torch.ones(2, 8)).square().mean(), 2, 2)
+            out = torch.empty(layout.num_values)
+            work.collect(layout.fragments(1)[0], replica.values, 2, out)
+            replica.update(out, "ab" * 32)
+        before, after = layout.views(start), layout.views(replica.values)
+        assert torch.equal(before["0.weight"], after["0.weight"]), name
+        assert not torch.equal(before["1.weight"], after["1.weight"])
+
+
+def test_momentum_does_not_multiply_the_decay_of_weights() -> None:
+    model = torch.nn.Linear(4, 4)
+    layout = Layout.of(model)
+    start = layout.read(model)
+    work = LocalSteps(model, layout, OptimizerSettings(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.1, clip_norm=0))
+    work.begin(0)
+    for _ in range(10):
+        work.took((model.weight * 0).sum() + (model.bias * 0).sum(), 1, 1)
+        work.end_step()
+    rate = learning_rate(OptimizerSettings(lr=0.1), 0)
+    views = layout.views(layout.read(model))
+    torch.testing.assert_close(views["weight"], layout.views(start)["weight"] * (1 - rate * 0.1) ** 10)
+    assert torch.equal(views["bias"], layout.views(start)["bias"])
+
+
+def test_buffers_of_double_precision_go_along_with_a_round_under_way() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("mean", torch.zeros(2, dtype=torch.float64))
+    layout = Layout.of(model)
+    work = LocalSteps(model, layout, OptimizerSettings(), kept=0.5)
+    work.accept(layout.fragments(1)[0], torch.ones(layout.num_values))
+    assert torch.equal(model.mean, torch.full((2,), 0.5, dtype=torch.float64))  # type: ignore[arg-type]

@@ -38,8 +38,10 @@ def available_devices() -> list[str]:
 
 def autocast(device: torch.device) -> AbstractContextManager[object]:
     """Computes in bfloat16 where the hardware has it; elsewhere does nothing, since emulating it is slower."""
-    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.autocast("cuda", dtype=torch.bfloat16)
+    if device.type == "cuda":
+        with torch.cuda.device(device):  # of several, it asks the current one
+            if torch.cuda.is_bf16_supported(including_emulation=False):
+                return torch.autocast("cuda", dtype=torch.bfloat16)
     return nullcontext()
 
 

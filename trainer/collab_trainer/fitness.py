@@ -10,6 +10,7 @@ import torch
 
 from collab_core.doctor import BOTH, Check, Role
 from collab_core.doctor.machine import MIN_DISK_BYTES, SYSTEM_BYTES, available_memory, disk, size
+from collab_core.errors import TaskError
 from collab_core.run.settings import RunSettings
 from collab_core.state.layout import Layout
 from collab_core.update.optimizer import RULES
@@ -128,7 +129,7 @@ def _sizes_only(task: Task) -> torch.nn.Module:
     try:
         with torch.device("meta"):
             return task.build_model()
-    except (NotImplementedError, RuntimeError):  # some models look at their values while they are built
+    except (NotImplementedError, RuntimeError, TypeError, TaskError):  # some look at their values while they are built
         return task.build_model()
 
 

@@ -45,9 +45,10 @@ class Ladder:
         total = num_samples(batch)
         rows = min(self.max_rows or total, total)
         for start in range(0, total, rows):
-            piece = {name: values[start : start + rows].to(self._device) for name, values in batch.items()}
+            piece: Batch = {}
             failure = ""
             try:
+                piece = {name: values[start : start + rows].to(self._device) for name, values in batch.items()}
                 one_pass(piece)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):

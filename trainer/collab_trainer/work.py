@@ -14,6 +14,8 @@ from collab_core.run.settings import OptimizerSettings, RunSettings
 from collab_core.state.layout import Fragment, Layout, floating_buffers
 from collab_core.update.schedule import learning_rate
 
+BESIDE = "decay_beside_the_step"
+
 
 class Work(Protocol):
     """One way to work on a model of our own."""
@@ -127,8 +129,16 @@ class LocalSteps:
     def end_step(self) -> None:
         if self._settings.clip_norm:
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.clip_norm)
+        self._decay()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def _decay(self) -> None:
+        """As AdamW does, where torch would add it to the gradient, so that momentum makes ten times as much of it."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"] if group.get(BESIDE) else ():
+                parameter.mul_(1 - group["lr"] * group[BESIDE])
 
     @torch.no_grad()
     def collect(self, piece: Fragment, start: torch.Tensor, num_samples: int, out: torch.Tensor) -> None:
@@ -141,7 +151,7 @@ class LocalSteps:
         own, shared = self._values(), self._layout.views(values)
         for name in piece.names:
             if self._kept:
-                own[name].lerp_(shared[name].to(own[name].device), 1 - self._kept)
+                own[name].lerp_(shared[name].to(own[name]), 1 - self._kept)
             else:
                 own[name].copy_(shared[name])
 
@@ -174,6 +184,7 @@ def _local_optimizer(model: torch.nn.Module, settings: OptimizerSettings) -> tor
         {"params": [parameter for parameter in trained if parameter.dim() < 2], "weight_decay": 0.0},
     ]
     if settings.name == "sgd":
+        groups = [{"params": group["params"], BESIDE: group["weight_decay"]} for group in groups]
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
     betas, device = (settings.beta1, settings.beta2), trained[0].device
     if settings.name == "adamw8bit":

@@ -36,6 +36,8 @@ class Layout:
 
     params: tuple[tuple[str, tuple[int, ...]], ...]
     buffers: tuple[tuple[str, tuple[int, ...]], ...]
+    frozen: tuple[str, ...] = ()
+    """Parameters that nobody trains: they stay as they are, whatever the optimizer does to others."""
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> Layout:
@@ -50,6 +52,7 @@ class Layout:
         return cls(
             tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters()),
             tuple((name, tuple(buffer.shape)) for name, buffer in floating_buffers(model).items()),
+            tuple(name for name, parameter in model.named_parameters() if not parameter.requires_grad),
         )
 
     @cached_property
@@ -63,15 +66,16 @@ class Layout:
 
     @cached_property
     def hash(self) -> bytes:
-        packed = msgpack.packb([[[name, list(shape)] for name, shape in part] for part in (self.params, self.buffers)])
-        return blake3(b"collab layout v1\0" + packed).digest()
+        parts: list[object] = [[[name, list(shape)] for name, shape in part] for part in (self.params, self.buffers)]
+        parts += [list(self.frozen)] if self.frozen else []
+        return blake3(b"collab layout v1\0" + msgpack.packb(parts)).digest()
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """Parameters for the optimizer; matrices decay, biases and norms do not."""
-        segments, start = [], 0
+        """Parameters for the optimizer; matrices decay, biases and norms do not, nor what is frozen."""
+        segments, start, frozen = [], 0, set(self.frozen)
         for name, shape in self.params:
-            segments.append(Segment(name, start, _size(shape), decays=len(shape) >= 2))
+            segments.append(Segment(name, start, _size(shape), decays=len(shape) >= 2 and name not in frozen))
             start += _size(shape)
         return tuple(segments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def _load(source: DataOptions, files: list[Path], cache_dir: Path) -> Any:
     datasets = quiet_datasets()
     kind = source.file_format()
     options = {"sample_by": SAMPLE_BY[source.documents]} if kind == "text" else {}
-    names = [str(file.absolute()) for file in files]
+    names = [glob.escape(str(file.absolute())) for file in files]  # the library takes names for patterns
     try:
         return datasets.load_dataset(kind, data_files=names, split="train", cache_dir=str(cache_dir), **options)
     except Exception as error:  # noqa: BLE001 - each reader fails in its own way; what counts is which file, and why

@@ -56,5 +56,11 @@ class OwnModel:
 
     def take(self, change: Change) -> None:
         """The average in place of what we brought; what we learnt since stays."""
-        self._good = moved(self._good, change.old, change.average)
-        self.layout.write(self.model, moved(self.layout.read(self.model), change.old, change.average))
+        self._good = self._moved(self._good, change)
+        self.layout.write(self.model, self._moved(self.layout.read(self.model), change))
+
+    def _moved(self, values: torch.Tensor, change: Change) -> torch.Tensor:
+        result = moved(values, change.old, change.average)
+        if result is not change.average:  # a running variance would not bear a difference: buffers are averaged
+            result[self.layout.num_params :] = change.average[self.layout.num_params :]
+        return result
