@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 from benchmarks.losses.table import Table
 from hivemind.proto import averaging_pb2
 
+from collab_core.averaging import ExactAverager
 from collab_core.averaging import averager as averager_module
 from collab_core.averaging.reduction import Reduction
 from collab_core.averaging.wire import Frame, Kind
@@ -292,26 +294,55 @@ def test_who_asks_for_an_epoch_that_is_over_is_told_so(toys: ToySwarm) -> None:
     assert outcome.is_behind
 
 
-def test_a_contribution_is_untouched_by_a_round_that_fails(toys: ToySwarm) -> None:
-    lonely = toys.add()
-    values = vectors(1)[0]
-    before = values.clone()
-    outcome = lonely.round(values, 1.0)
-    assert outcome.average is None
-    assert outcome.failure
-    assert torch.equal(values, before)
+class Leaving(ExactAverager):
+    """Takes what others send, and hangs up instead of giving them an average."""
+
+    def _reduction(self, *arguments: Any) -> Reduction:
+        made = super()._reduction(*arguments)
+
+        async def hang_up(stream: Any, sender: str) -> Kind:
+            await made._receive(stream, sender)
+            raise ConnectionResetError
+
+        made._answer = hang_up  # type: ignore[method-assign]
+        return made
+
+
+def test_a_round_that_fails_changes_neither_the_contribution_nor_what_is_owed(short_folder: Path) -> None:
+    toys = ToySwarm(short_folder, NUM_VALUES, "int8")
+    try:
+        sound, _ = toys.add(), toys.add(kind=Leaving)
+        toys.meet()
+        first, second = vectors(2)
+        before = first.clone()
+        outcome, _ = toys.rounds((first, 1.0), (second, 1.0))
+        assert outcome.average is None
+        assert outcome.bytes_sent > 0
+        assert "lost the reducer" in outcome.failure
+        assert torch.equal(first, before)
+        assert sound.averager._toolbox._feedback[0].residue is None
+    finally:
+        toys.close()
 
 
 def test_the_round_waits_for_the_slow_but_not_for_ever(toys: ToySwarm) -> None:
     for _ in range(3):
         toys.add()
     toys.meet()
-    first, second, _ = vectors(3)
-    with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(toys.peers[index].insist, (first, second)[index], 1.0) for index in range(2)]
-        outcomes = [future.result(timeout=60) for future in futures]
-    assert same_bits([outcome.average for outcome in outcomes])
-    assert all(outcome.matchmaking_s < 20 for outcome in outcomes)
+    values = vectors(3)
+    for epoch, num_peers in enumerate((3, 2)):
+        with ThreadPoolExecutor(3) as pool:
+            futures = []
+            for peer, own, wait_s in list(zip(toys.peers, values, (0.0, 0.0, 1.0), strict=True))[:num_peers]:
+                time.sleep(wait_s)
+                futures.append(pool.submit(peer.insist, own, 1.0, epoch=epoch))
+            outcomes = [future.result(timeout=60) for future in futures]
+        assert same_bits([outcome.average for outcome in outcomes])
+        assert all(len(outcome.members) == num_peers for outcome in outcomes)
+        longest = max(outcome.matchmaking_s for outcome in outcomes)
+        assert (0.9 if num_peers == 3 else 2.0) < longest < 20
+        for peer in toys.peers:
+            peer.averager.set_epoch(epoch + 1)
 
 
 def test_two_peers_of_one_name_are_told_apart(toys: ToySwarm) -> None:
