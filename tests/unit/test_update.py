@@ -203,6 +203,7 @@ PINNED = {
 def test_every_instruction_set_and_thread_count_gives_the_same_bits(capability: str) -> None:
     script = (
         "import test_update, torch\n"
+        "print(torch.backends.cpu.get_cpu_capability())\n"
         "for num_threads in (1, 2, 4):\n"
         "    torch.set_num_threads(num_threads)\n"
         "    for name in test_update.PINNED:\n"
@@ -213,7 +214,10 @@ def test_every_instruction_set_and_thread_count_gives_the_same_bits(capability: 
     output = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=True
     ).stdout
-    assert output.splitlines() == [f"{n} {name} {PINNED[name]}" for n in (1, 2, 4) for name in PINNED]
+    used, *found = output.splitlines()
+    assert found == [f"{n} {name} {PINNED[name]}" for n in (1, 2, 4) for name in PINNED]
+    if used.lower() != capability:
+        pytest.skip(f"right, but with {used}: this processor, or this torch, has no {capability}")
 
 
 def test_adamw_is_ieee_arithmetic_to_the_last_bit() -> None:
