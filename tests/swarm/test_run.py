@@ -124,7 +124,7 @@ def test_the_others_go_on_when_a_trainer_and_then_the_aux_are_killed(swarm: Swar
 def test_nobody_keeps_half_an_average_when_a_reducer_dies_in_the_middle_of_a_round(
     swarm: SwarmOfProcesses, tmp_path: Path, victim: str
 ) -> None:
-    fail = {"COLLAB_FAIL_AT": "reduce:10"}  # not before everyone is there
+    fail = {"COLLAB_FAIL_AT": "reduce:10"}  # not before everyone is there, as it starts about as quickly as the others
     aux = swarm.aux(write_run(tmp_path), env=fail if victim == "aux" else None)
     doomed = swarm.trainer("doomed", env=fail if victim == "trainer" else None)
     survivors = [swarm.trainer("first"), swarm.trainer("second")]
@@ -233,7 +233,8 @@ def test_an_epoch_that_the_auxiliary_ended_alone_is_dropped_and_nobody_else_goes
 ) -> None:
     run = write_run(tmp_path)
     aux, trainers = swarm.aux(run), [swarm.trainer("first"), swarm.trainer("second")]
-    aux.wait_for_epoch(2)
+    for peer in (*trainers, aux):
+        peer.wait_for_epoch(2)
     assert aux.stop() == 0
     path, run_id = aux.state_dir / "backup.collab", aux.wait_for("joined")["run_id"]
     backup = read_backup(path, run_id)

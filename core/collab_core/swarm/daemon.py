@@ -233,8 +233,8 @@ class Daemon:
         if "bootstrap" in said:
             return SwarmError(
                 Code.UNREACHABLE,
-                "The first peers answer, but none of them is the peer the invite names.",
-                fix="Ask the organiser for a fresh invite.",
+                "The first peers answer, but none of them is the peer the invite names; or it left at this moment.",
+                fix="Try again in a minute. If it stays like this, ask the organiser for a fresh invite.",
             )
         return SwarmError(
             Code.DAEMON_FAILED,
