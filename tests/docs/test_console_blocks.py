@@ -49,9 +49,9 @@ def parser_of(parameters: list[Any]) -> Parser:
 @pytest.mark.parametrize("command", [c for c in ALL if c.text.startswith("collab ")], ids=str)
 def test_collab_command_has_only_arguments_and_options_that_exist(command: Command) -> None:
     _, name, *arguments = shlex.split(command.text)
-    if name not in generator().commands():  # a group: `collab models log`
+    if name not in generator("generator.commands").commands():  # a group: `collab models log`
         name, arguments = f"{name} {arguments[0]}", arguments[1:]
-    parser_of(generator().commands()[name]).parse_args(arguments)
+    parser_of(generator("generator.commands").commands()[name]).parse_args(arguments)
 
 
 @pytest.mark.parametrize("command", [c for c in ALL if not c.text.startswith("collab ")], ids=str)
@@ -73,7 +73,7 @@ def test_other_command_is_one_of_this_repository(command: Command) -> None:
 
 def test_options_named_in_the_text_exist() -> None:
     known = {"--help", "--version", "--check"}
-    for parameters in generator().commands().values():
+    for parameters in generator("generator.commands").commands().values():
         for option in (parameter for parameter in parameters if parameter.is_option):
             on, off = option.flags
             known |= {*on, *off}

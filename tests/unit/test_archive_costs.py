@@ -87,7 +87,7 @@ def test_predicted_seconds_are_those_it_takes(tmp_path: Path) -> None:
             recover(archive, version, tmp_path / "model.safetensors")
             return predicted, time.perf_counter() - start
 
-        for _ in range(3):
+        for _ in range(8):  # other tests run beside this one
             predicted, measured = settles(attempt)
             if is_near(predicted, measured):
                 break
