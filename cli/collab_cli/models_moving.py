@@ -16,7 +16,7 @@ from collab_cli.terminal import print_json
 if TYPE_CHECKING:
     from collab_core.archive import Archive
     from collab_core.archive.transfer import Moved
-    from collab_core.library import Library
+    from collab_core.library import Visitor
 
 Other = Annotated[
     str,
@@ -31,10 +31,10 @@ References = Annotated[list[str] | None, typer.Argument(help="Which versions. De
 def push(to: Other, references: References = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Give another archive what it lacks: in a folder, on the Hub, or of a peer of a run that takes models from you."""
     if _is_invite(to):
-        with opened(state_dir) as archive, _peers_with_archives(to, archive) as (library, peers):
+        with opened(state_dir) as archive, _peers_with_archives(to, archive) as (visitor, peers):
             from collab_core.archive.transfer import chosen
 
-            _tell_moved(library.push_to_any(peers, archive, chosen(archive, references)), as_json=as_json)
+            _tell_moved(visitor.push_to_any(peers, archive, chosen(archive, references)), as_json=as_json)
     elif _is_on_hub(to):
         with opened(state_dir) as archive:
             from collab_core import hub_archive
@@ -48,8 +48,8 @@ def push(to: Other, references: References = None, as_json: AsJson = False, stat
 def pull(source: Other, references: References = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Get what this archive lacks from another one: in a folder, on the Hub, or from any peer of a run that has it."""
     if _is_invite(source):
-        with opened(state_dir, may_create=True) as archive, _peers_with_archives(source, archive) as (library, peers):
-            _tell_moved(library.pull_from_all(peers, archive, references), as_json=as_json)
+        with opened(state_dir, may_create=True) as archive, _peers_with_archives(source, archive) as (visitor, peers):
+            _tell_moved(visitor.pull_from_all(peers, archive, references), as_json=as_json)
     elif _is_on_hub(source):
         with opened(state_dir, may_create=True) as archive:
             from collab_core import hub_archive
@@ -80,10 +80,10 @@ def _exists(path: Path) -> bool:
 
 
 @contextmanager
-def _peers_with_archives(invite: str, archive: Archive) -> Iterator[tuple[Library, list[str]]]:
+def _peers_with_archives(invite: str, archive: Archive) -> Iterator[tuple[Visitor, list[str]]]:
     """Join for a moment, as a guest that has the archive's key, and find those who could give or take."""
     from collab_cli.stopping import Stopping
-    from collab_core.library import Library
+    from collab_core.library import Visitor
     from collab_core.run import Invite
     from collab_core.state.claims import is_trusted
 
@@ -92,7 +92,7 @@ def _peers_with_archives(invite: str, archive: Archive) -> Iterator[tuple[Librar
         session.swarm.refresh()
         found = {peer.peer_id: peer.record for peer in session.swarm.peers() if peer.record.role == "aux"}
         trusted = {peer_id for peer_id, record in found.items() if is_trusted(peer_id, record, session.manifest)}
-        yield Library(session.swarm, None, is_trusted=trusted.__contains__), [*found]
+        yield Visitor(session.swarm, trusted.__contains__), [*found]
 
 
 def _move(source: Archive, target: Archive, references: list[str] | None, *, as_json: bool) -> None:

@@ -95,9 +95,9 @@ def _own_archive(folder: Path) -> Callable[[], ArchiveView | None]:
 
 
 def _others_archive(session: Session) -> Callable[[], ArchiveView | None]:
-    from collab_core.library import Library
+    from collab_core.library import Visitor
 
-    library = Library(session.swarm, None)
+    visitor = Visitor(session.swarm)
 
     def look() -> ArchiveView | None:
         from collab_core.errors import ArchiveError
@@ -108,7 +108,7 @@ def _others_archive(session: Session) -> Callable[[], ArchiveView | None]:
             if not is_trusted(peer.peer_id, peer.record, session.manifest) or not peer.record.is_reachable:
                 continue
             try:
-                listing = library.versions_of(peer.peer_id)
+                listing = visitor.versions_of(peer.peer_id)
             except ArchiveError:
                 continue  # it left; the next one may tell
             newest = [

@@ -105,7 +105,7 @@ def test_all_versions_move_after_what_they_are_differences_to(archive: Archive, 
 
 def test_another_archives_versions_are_found_and_put_in_order_whatever_it_says(archive: Archive) -> None:
     from collab_core.archive.transfer import in_order
-    from collab_core.listing import Listing, list_versions
+    from collab_core.library.listing import Listing, list_versions
 
     versions = [save(archive, weights) for weights in history(3)]
     (other,) = history(1, seed=1)

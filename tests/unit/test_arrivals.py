@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collab_core.archive.encoding import Kind
-from collab_core.arrivals import ITEM_BYTES, Arrivals
+from collab_core.library.arrivals import ITEM_BYTES, Arrivals
 
 A, B = bytes(32), bytes([1]) * 32
 
