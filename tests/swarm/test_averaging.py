@@ -79,7 +79,7 @@ def test_everyone_gets_the_same_bytes_of_the_weighted_mean(short_folder: Path, c
 
 
 def hostile(message: Any) -> type:
-    """An averager that sends something wrong. The class keeps its name: it is part of the RPC's name."""
+    """An averager that sends something wrong."""
 
     class Liar(Reduction):
         async def _outgoing(self, parts: list[Any]) -> AsyncIterator[Frame]:
@@ -88,13 +88,56 @@ def hostile(message: Any) -> type:
                 yield message(honest, index)
                 index += 1
 
+    return averager_with(Liar)
+
+
+def averager_with(kind: type[Reduction]) -> type:
+    """The class keeps its name: it is part of the RPC's name."""
+
     class ExactAverager(averager_module.ExactAverager):
         def _reduction(self, group: Any, request: Any, draft: Any) -> Reduction:
             reduction = super()._reduction(group, request, draft)
-            reduction.__class__ = Liar
+            reduction.__class__ = kind
             return reduction
 
     return ExactAverager
+
+
+class Trickling(Reduction):
+    """Reduces what it should, and gives it away so slowly that it is just not silent."""
+
+    async def _send(self, stream: Any, frame: Frame) -> None:
+        await asyncio.sleep(3.5)  # of the 4 s after which it would be silent
+        await super()._send(stream, frame)
+
+
+def test_a_reducer_that_holds_everyone_up_holds_them_up_once(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(averager_module, "MIN_BYTES_PER_SECOND", 1e9)
+    toys = ToySwarm(short_folder, NUM_VALUES, averaging_timeout_s=2.0)
+    try:
+        slow = toys.add("aux", kind=averager_with(Trickling))
+        toys.add()
+        toys.add()
+        toys.meet()
+        first, second = vectors(2)
+        by_lot = {"rank": lambda peer: 1, "own_rank": 1, "is_patient": False}
+        brought = [(None, 0.0), (first, 10.0), (second, 30.0)]
+        with ThreadPoolExecutor(3) as pool:
+            futures = [
+                pool.submit(peer.insist, *given, **by_lot) for peer, given in zip(toys.peers, brought, strict=True)
+            ]
+            outcomes = [future.result(timeout=60) for future in futures][1:]
+        assert same_bits([outcome.average for outcome in outcomes]), [outcome.failure for outcome in outcomes]
+        for peer in toys.peers:
+            peer.averager.set_epoch(1)
+        # it is there, and expected; but nobody asks it for anything, whoever should have led by lot
+        outcomes = toys.rounds(None, *brought[1:], epoch=1, **by_lot)
+        assert same_bits([outcome.average for outcome in outcomes]), [outcome.failure for outcome in outcomes]
+        assert all(slow.swarm.peer_id in peer.averager._slow for peer in toys.peers[1:])
+    finally:
+        toys.close()
 
 
 def with_nan(honest: Frame, index: int) -> Frame:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
+from collab_cli.failures import errors_in_words
 from collab_core.errors import Code, HubError, TaskError
 from collab_core.run.settings import TaskSettings
 from collab_core.telemetry import EventLog
@@ -181,11 +183,15 @@ def test_a_source_that_is_away_is_waited_for_and_nothing_of_it_is_missed(
     assert [(event["event"], event["reason"]) for event in told] == [("data_away", "The connection broke.")]
 
 
-def test_who_is_asked_to_stop_does_not_wait_for_a_source(tmp_path: Path, events: EventLog) -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_who_is_asked_to_stop_does_not_wait_for_a_source_and_ends_as_somebody_who_was_stopped(
+    tmp_path: Path, events: EventLog, num_workers: int
+) -> None:
     stop = threading.Event()
     journal = DataJournal(tmp_path / "data.json", "run", events)
-    batches = Batches(Away(), journal, batch_size=BLOCK, num_workers=0, stop=stop)
+    batches = Batches(Away(), journal, batch_size=BLOCK, num_workers=num_workers, stop=stop)
     next(batches), next(batches)
     threading.Timer(0.2, stop.set).start()
-    with pytest.raises(HubError):
+    with closing(batches), pytest.raises(typer.Exit) as ended, errors_in_words():
         next(batches)
+    assert ended.value.exit_code == 0

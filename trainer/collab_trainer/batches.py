@@ -26,6 +26,10 @@ AWAY = (Code.HUB_UNREACHABLE, Code.HUB_BROKEN)
 PAUSE_S, MAX_PAUSES = 30.0, 120  # between two looks whether a source is back; an hour in all
 
 
+class StoppedWaiting(KeyboardInterrupt):
+    """We were asked to leave while a source of data was away: what a person did, and no error."""
+
+
 class Batches:
     """Endless batches of `batch_size` samples; with workers, made in the background.
 
@@ -48,7 +52,7 @@ class Batches:
         self._taking = threading.Lock()
         self._rows: Batch = {}
         self._asked_to_stop, self._stop = stop or threading.Event(), threading.Event()
-        self._queue: queue.Queue[Batch | Exception] | None = None
+        self._queue: queue.Queue[Batch | BaseException] | None = None
         if num_workers:
             self._queue = queue.Queue(maxsize=num_workers)
         self._workers = [
@@ -93,7 +97,7 @@ class Batches:
         if self._queue is None:
             return self._make()
         made = self._queue.get()
-        if isinstance(made, Exception):
+        if isinstance(made, BaseException):
             raise made
         return made
 
@@ -115,7 +119,7 @@ class Batches:
                 if num_pauses == 0:
                     self._journal.tell_away(error.message)
                 if self._asked_to_stop.wait(PAUSE_S) or self._stop.is_set():
-                    raise
+                    raise StoppedWaiting from error
                 num_pauses += 1
                 self._blocks = None
             else:
@@ -126,14 +130,14 @@ class Batches:
     def _work(self) -> None:
         while not self._stop.is_set():
             try:
-                made: Batch | Exception = self._make()
-            except Exception as error:  # noqa: BLE001 - it belongs to the trainer's thread, which raises it
+                made: Batch | BaseException = self._make()
+            except (Exception, StoppedWaiting) as error:  # noqa: BLE001 - it belongs to the trainer's thread, which raises it
                 made = error
             self._hand_over(made)
-            if isinstance(made, Exception):
+            if isinstance(made, BaseException):
                 return
 
-    def _hand_over(self, made: Batch | Exception) -> None:
+    def _hand_over(self, made: Batch | BaseException) -> None:
         assert self._queue is not None
         while not self._stop.is_set():
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ from typing import Any
 import torch
 
 from collab_core.averaging.codecs import is_finite
-from collab_core.errors import Code, ConfigError, HubError, TaskError
+from collab_core.errors import Code, ConfigError, TaskError
 from collab_core.peer import Peer, PeerConfig
 from collab_core.state.history import Standing
 from collab_core.state.layout import floating_buffers
 from collab_core.swarm.record import told_loss
-from collab_trainer.batches import Batches, num_samples
+from collab_trainer.batches import Batches, StoppedWaiting, num_samples
 from collab_trainer.data_journal import DataJournal
 from collab_trainer.device import autocast
 from collab_trainer.ladder import Ladder
@@ -113,11 +114,9 @@ class Trainer(Peer):
     def run(self) -> None:
         """Take part until stopped, or until the run is over; `enter` comes first."""
         try:
-            while not self.stop.is_set() and not self.is_done():
-                self.run_epoch()
-        except HubError:
-            if not self.stop.is_set():  # otherwise we were just waiting for data
-                raise
+            with contextlib.suppress(StoppedWaiting):
+                while not self.stop.is_set() and not self.is_done():
+                    self.run_epoch()
         finally:
             self.batches.close()
             self.leave()

@@ -6,8 +6,7 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
 
@@ -24,10 +23,11 @@ from collab_core.averaging.norms import NOTABLE, clip_factors
 from collab_core.averaging.part_sum import Tools
 from collab_core.averaging.quarantine import Quarantine
 from collab_core.averaging.reduction import Reduction, RoundFailed
+from collab_core.averaging.round import RoundOutcome, RoundRequest
 from collab_core.averaging.toolbox import Toolbox
 from collab_core.averaging.wire import BadFrame, Frame, Kind, PartStream, serve_streams
 from collab_core.run.settings import RunSettings
-from collab_core.swarm import Peer, Swarm
+from collab_core.swarm import Swarm
 from collab_core.swarm.streams import until_closed
 
 LEAVING_GRACE_S = 4.0  # Ctrl-C in the middle of a round: finish it if that is quick
@@ -36,63 +36,9 @@ CONNECT_SHARE, CONNECT_PAUSE_S = 0.6, 0.3  # of the time after which a reducer g
 MIN_BYTES_PER_SECOND = 128 * 1024  # slower than this, a round is not worth waiting for
 MAX_TOLD = 1000
 SERVING_S = 1.0
+SLOW_EPOCHS = 50  # in which who held up a round reduces nothing for us
+LAST = 1_000_000  # of those who may lead
 GROUP_WAIT_S = 3.0  # a member's first part may overtake the leader's message that tells us of the group
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RoundRequest:
-    """What a peer brings to a round."""
-
-    epoch: int
-    parent_root: str
-    contribution: torch.Tensor | None = None
-    """Flat float32 on the CPU, read only; None to listen or to reduce for others."""
-    weight: float = 0.0
-    """Samples behind the contribution."""
-    wants_average: bool = True
-    """Receive the average; an auxiliary without state does not need it."""
-    companions: Callable[[], list[Peer]]
-    """Everyone else who should be in this round, as far as we know now."""
-    is_missing: Callable[[str], bool] = lambda peer_id: False
-    """Whether we know better than its record that a companion is gone: then we do not wait for it."""
-    latecomers: Callable[[], set[str]] = set
-    """Peers that are on their way to this epoch."""
-    should_stop: Callable[[], bool]
-    """Asked again and again while we look for a group."""
-    is_patient: bool = False
-    """Wait for the first trainer as long as it takes."""
-    rank: Callable[[Peer], int] = lambda peer: 0
-    """Who should lead: the lowest rank. Our own is `own_rank`."""
-    own_rank: int = 0
-    lost: frozenset[str] = frozenset()
-    """Reducers that were lost in earlier attempts at this epoch."""
-
-
-@dataclass(kw_only=True, slots=True)
-class RoundOutcome:
-    """What came of a round: who took part, what it cost, what was lost."""
-
-    average: torch.Tensor | None = None
-    """None unless every part arrived."""
-    is_behind: bool = False
-    """Somebody finished this epoch without us."""
-    failure: str = ""
-    group: frozenset[str] = frozenset()
-    """Everyone in the round, also those who sent nothing."""
-    members: dict[str, float] = field(default_factory=dict)
-    """Who contributed, with which weight."""
-    refused: dict[str, str] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
-    matchmaking_s: float = 0.0
-    reducing_s: float = 0.0
-    share: float = 0.0
-    """The part of the vector that this peer reduced."""
-    bytes_sent: int = 0
-    bytes_received: int = 0
-
-    @property
-    def weight(self) -> float:
-        return sum(self.members.values())
 
 
 class ExactAverager(ServicerBase):  # type: ignore[misc]
@@ -138,6 +84,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._told: set[tuple[str, str]] = set()
         self._in_doubt: set[int] = set()
         """Epochs whose round failed here after we began to send: the others may have ended it with what we sent."""
+        self._slow: dict[str, int] = {}
+        """Who held up a round for all the time it had, and in which epoch."""
         self._registered = asyncio.Condition()
         self._draining: set[asyncio.Task[None]] = set()
         self._matchmaking = Matchmaking(
@@ -273,6 +221,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         except TimeoutError:
             outcome.failure = f"not finished within {self._deadline_s(request.epoch):.0f} s"
             self._in_doubt.add(request.epoch)
+            if (slowest := reduction.blame_the_slowest()) is not None:
+                self._slow[slowest] = request.epoch
         finally:
             self._matchmaking.finished()
             drain = asyncio.create_task(self._drain(group.group_id, reduction))
@@ -317,6 +267,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
     def _call(self, request: RoundRequest, norm: float) -> Call:
         key = round_key(self._layout_hash, request.epoch, request.parent_root)
         bandwidth = self._link.bandwidth
+        slow = {peer_id for peer_id, epoch in self._slow.items() if request.epoch < epoch + SLOW_EPOCHS}
         me = Member(
             peer_id=self._swarm.peer_id,
             epoch=request.epoch,
@@ -326,13 +277,16 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             wants_average=request.wants_average,
             upload=min(bandwidth.upload, MAX_RATE),
             download=min(bandwidth.download, MAX_RATE),
-            lost=sorted(request.lost)[:MAX_LOST],
+            lost=[*sorted(request.lost), *sorted(slow - request.lost)][:MAX_LOST],
         )
 
         def leaders() -> list[str]:
             ranks = {peer.peer_id: request.rank(peer) for peer in request.companions() if peer.record.is_reachable}
             if me.can_reduce:
                 ranks[me.peer_id] = request.own_rank
+            for peer_id in slow & ranks.keys():  # the organiser's only now, when everyone in its group knows
+                if ranks[peer_id] > 0 or self._slow[peer_id] == request.epoch:
+                    ranks[peer_id] = LAST
             return leader_order(key, ranks)
 
         def expected() -> set[str]:

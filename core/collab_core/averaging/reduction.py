@@ -95,6 +95,8 @@ class Reduction:
         self._received: set[str] = {me}
         """Senders of whom we have everything."""
         self._serving: set[str] = set()
+        self._num_fetched: dict[str, int] = {}
+        """Parts of the average that we have, by who reduced them for us."""
         self._is_over = False
         self._watch: asyncio.Task[None] | None = None
 
@@ -106,6 +108,7 @@ class Reduction:
         others = [peer_id for peer_id in self._plan if peer_id != self.me]
         tasks = [asyncio.create_task(self._reduce_mine())]
         if self._mine.weight > 0 or self._mine.wants_average:
+            self._num_fetched = dict.fromkeys(others, 0)
             tasks += [asyncio.create_task(self._exchange_with(peer_id)) for peer_id in others]
         try:
             await asyncio.gather(*tasks)
@@ -117,6 +120,18 @@ class Reduction:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._tools.run(self._reducer.take_own)  # if we failed, others may still need our part
         return self.average
+
+    def blame_the_slowest(self) -> str | None:
+        """The time is up: of the reducers that still owe us something, the one that gave least is lost.
+
+        Only that one. If it is our own link that is slow, all of them owe us something.
+        """
+        shares = {peer_id: count / len(self._plan[peer_id]) for peer_id, count in self._num_fetched.items()}
+        slowest = min(shares, key=shares.__getitem__, default=None)
+        if slowest is None or shares[slowest] == 1:
+            return None
+        self.lost[slowest] = "too slow"
+        return slowest
 
     async def _reduce_mine(self) -> None:
         self._reducer.start()
@@ -164,6 +179,7 @@ class Reduction:
         if frame.kind is not Kind.AVERAGE or len(frame.payload) != num_bytes:
             raise RoundFailed(f"the reducer {peer_id} ended the round ({frame.kind.name})")
         self.bytes_received += num_bytes
+        self._num_fetched[peer_id] += 1
         return frame.payload
 
     async def _decode(self, peer_id: str, index: int, part: Part, payload: bytearray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -11,7 +12,6 @@ from functools import partial
 import torch
 
 from collab_core.averaging.averager import MIN_BYTES_PER_SECOND
-from collab_core.errors import HubError
 from collab_core.gossip import (
     Change,
     Faults,
@@ -26,7 +26,7 @@ from collab_core.gossip import (
 from collab_core.session import Session
 from collab_core.state.replica import Replica
 from collab_core.swarm.record import told_loss
-from collab_trainer.batches import Batches
+from collab_trainer.batches import Batches, StoppedWaiting
 from collab_trainer.batches import num_samples as count_rows
 from collab_trainer.data_journal import DataJournal
 from collab_trainer.device import autocast
@@ -176,13 +176,11 @@ class GossipTrainer:
     def run(self) -> None:
         """Take part until stopped, or until the run is over; `enter` comes first."""
         try:
-            while not self.stop.is_set() and not self.is_done():
-                if self.run_round():
-                    self.end()
-                    break
-        except HubError:
-            if not self.stop.is_set():  # otherwise we were just waiting for data
-                raise
+            with contextlib.suppress(StoppedWaiting):
+                while not self.stop.is_set() and not self.is_done():
+                    if self.run_round():
+                        self.end()
+                        break
         finally:
             self.batches.close()
             self.leave()
