@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import pytest
 from conftest import SwarmOfProcesses
 from processes import collab, write_run
 from safetensors.numpy import load_file, save_file
+from unit.archives import same, save
 
+from collab_core.archive import Archive
 from collab_core.identity import Identity
+from collab_core.library import Library, Visitor
+from swarm.in_process import ToySwarm
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -72,3 +77,40 @@ def test_a_fleets_models_are_known_to_the_server_and_come_back(swarm: SwarmOfPro
     assert {"base", "car-17", "car-17b"} <= {tag for row in listed for tag in row["tags"]}
     assert models("verify", folder=aux.state_dir)["ok"]
     assert models("verify", folder=other)["ok"]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[ToySwarm]:
+    swarm = ToySwarm(tmp_path / "swarm", num_values=1)
+    try:
+        swarm.add("aux")
+        swarm.add()
+        swarm.meet()
+        yield swarm
+    finally:
+        swarm.close()
+
+
+def test_a_step_is_pulled_while_the_archive_turns_it_into_a_difference(
+    two: ToySwarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, ours = Archive(tmp_path / "theirs"), Archive(tmp_path / "ours")
+    giver, taker = (peer.swarm for peer in two.peers)
+    rng = np.random.default_rng(0)
+    first = {f"model/{i}": rng.standard_normal((700, 1000)).astype(np.float32) for i in range(2)}
+    second = {name: weights * np.float32(1.001) for name, weights in first.items()}
+
+    root = save(theirs, {**first, "run/epoch": np.array(0)}).root
+    served = Library(giver, tmp_path / "theirs")._opened()
+    path_of = served.store.path
+
+    def path(pack: str) -> Path:
+        if len(theirs.versions()) == 1:  # the pack goes after it was found and before it is opened
+            save(theirs, {**second, "run/epoch": np.array(1)})
+            assert not path_of(pack).exists()
+        return path_of(pack)
+
+    monkeypatch.setattr(served.store, "path", path)
+    assert Visitor(taker, is_trusted=lambda peer_id: True).pull(giver.peer_id, ours, [root]).versions == 1
+    assert len(theirs.versions()) == 2
+    assert same(ours, ours.find(root), {**first, "run/epoch": np.array(0)})

@@ -27,6 +27,8 @@ from collab_core.tree import TensorEntry
 MAX_VERSION_BYTES = 3 * 2**20
 MAX_ITEM_BYTES = 2**30
 TIMEOUT_S = 30.0
+MAX_TRIES = 3
+"""To get a tensor from an archive that changes while it is asked."""
 
 
 class Visitor:
@@ -74,15 +76,28 @@ class Visitor:
             if not version.is_variant and not self._is_trusted(json.loads(data)["signer"]):
                 raise _failed(name, "offers a step of the run that no auxiliary of the organiser has signed")
             missing = [t for t in {e.digest() for e in version.all_entries()} if not target.store.has(t)]
-            items = []
-            for tensor, form in self._choose(peer_id, missing, target.store.has):
-                kind, base, size = form
-                encoded = self._collect(peer_id, "rpc_piece", (tensor, kind, base), size)
-                items.append(NewItem(tensor, Kind(kind), base, [encoded]))
-                moved.bytes += len(encoded)
+            items, num_bytes = self._fetch(peer_id, missing, target.store.has)
+            moved.bytes += num_bytes
             target.take(data, root, items)
             moved.versions += 1
         return moved
+
+    def _fetch(self, peer_id: str, tensors: Sequence[bytes], has: Callable[[bytes], bool]) -> tuple[list[NewItem], int]:
+        """Tensors from a peer, and how many bytes that took.
+
+        Its archive goes on meanwhile: what lay there as it is may be a difference a moment later. What did not come
+        whole is asked for again, in whatever form it is there then.
+        """
+        found: dict[bytes, NewItem] = {}
+        num_bytes = 0
+        for _ in range(MAX_TRIES):
+            lacking = [tensor for tensor in tensors if tensor not in found]
+            for tensor, (kind, base, size) in self._choose(peer_id, lacking, has):
+                encoded = self._collect(peer_id, "rpc_piece", (tensor, kind, base), size)
+                num_bytes += len(encoded)
+                if len(encoded) == size:
+                    found[tensor] = NewItem(tensor, Kind(kind), base, [encoded])
+        return list(found.values()), num_bytes
 
     def pull_from_all(self, peers: Iterable[str], target: Archive, references: Sequence[str] | None) -> Moved:
         """Versions, with their tags, from whoever has them: what one peer lacks, the next may have.
