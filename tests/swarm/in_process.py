@@ -20,6 +20,16 @@ from collab_core.telemetry import EventLog
 
 RUN_HASH = bytes(range(32))
 LAYOUT_HASH = bytes(32)
+NUM_VALUES = 300_001  # several parts per reducer, and an odd size
+
+
+def vectors(count: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(NUM_VALUES, generator=generator) for _ in range(count)]
+
+
+def same_bits(values: list[torch.Tensor | None]) -> bool:
+    return all(value is not None and values[0] is not None and torch.equal(value, values[0]) for value in values)
 
 
 def settings(codec: str = "none", **strategy: Any) -> RunSettings:
@@ -45,11 +55,13 @@ class ToyPeer:
         return self.swarm.peers()
 
     def insist(self, values: torch.Tensor | None, weight: float, *, attempts: int = 3, **changes: Any) -> RoundOutcome:
-        """As `Peer.average` does: a round that found no group is tried again."""
+        """As `Peer.average` does: a round that found no group, or lost a reducer, is tried again."""
+        lost: frozenset[str] = frozenset()
         for _ in range(attempts):
-            outcome = self.round(values, weight, **changes)
+            outcome = self.round(values, weight, lost=lost, **changes)
             if outcome.average is not None:
                 break
+            lost |= outcome.lost.keys()
         return outcome
 
     def round(self, values: torch.Tensor | None, weight: float, **changes: Any) -> RoundOutcome:
