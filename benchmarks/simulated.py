@@ -22,7 +22,9 @@ import torch
 from hivemind.p2p import PeerID
 
 from benchmarks.record import Entry
-from collab_core.averaging import ExactAverager, RoundRequest, averager, matchmaking, reduction
+from collab_core.averaging import averager, matchmaking, reduction
+from collab_core.averaging.averager import ExactAverager
+from collab_core.averaging.round import RoundRequest
 from collab_core.identity import Identity
 from collab_core.run import RunSettings
 from collab_core.run.settings import StrategySettings

@@ -14,7 +14,7 @@ import torch
 
 from collab_aux.checkpointer import Checkpointer
 from collab_core.archive import Archive, Keep, Prefer, Provenance
-from collab_core.checkpoints import Statement
+from collab_core.checkpoints.statement import Statement
 from collab_core.errors import ArchiveError, CollabError
 from collab_core.session import Session
 from collab_core.state.snapshot import Snapshot

@@ -9,7 +9,7 @@ from typing import Any
 from collab_aux.archivist import Archivist, Evaluate, Facts
 from collab_aux.checkpointer import Checkpointer
 from collab_aux.sampler import Sampler, Write
-from collab_core.averaging import RoundRequest
+from collab_core.averaging.round import RoundRequest
 from collab_core.checkpoints.statement import may_checkpoint
 from collab_core.overview import survey
 from collab_core.peer import Peer

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from collab_core.checkpoints import Statement, open_remote, write_checkpoint
 from collab_core.checkpoints.card import checkpoint_card
+from collab_core.checkpoints.content import write_checkpoint
+from collab_core.checkpoints.remotes import open_remote
+from collab_core.checkpoints.statement import Statement
 from collab_core.errors import Code, CollabError
 from collab_core.session import Session
 from collab_core.state.snapshot import Snapshot

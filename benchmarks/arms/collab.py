@@ -10,7 +10,8 @@ from benchmarks.arms.peer import open_swarm
 from benchmarks.arms.tensors import make_flat, measure_rounds, tensors_of
 from benchmarks.averaging import NUM_VALUES
 from benchmarks.team import Team
-from collab_core.averaging import ExactAverager, RoundRequest
+from collab_core.averaging.averager import ExactAverager
+from collab_core.averaging.round import RoundRequest
 from collab_core.run import RunSettings
 
 

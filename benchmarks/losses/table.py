@@ -12,9 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from collab_core.averaging import Bandwidth
 from collab_core.averaging.group import GROUP_ID_BYTES, Member, close_group
-from collab_core.averaging.link import Link
+from collab_core.averaging.link import Bandwidth, Link
 from collab_core.averaging.reduction import Reduction
 from collab_core.averaging.toolbox import Toolbox
 from collab_core.averaging.wire import PartStream

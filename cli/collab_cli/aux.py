@@ -65,88 +65,86 @@ def aux(
 
             place = Place.parse(dashboard, "--dashboard")
             taken = stack.enter_context(place.bind("--dashboard"))
+        from collab_core.swarm import SwarmConfig
+
+        config = SwarmConfig(
+            role="aux",
+            initial_peers=tuple(initial_peers or ()),
+            host_maddrs=tuple(host_maddrs or ()),
+            announce_maddrs=tuple(announce_maddrs or ()),
+            port=port,
+            identity_path=identity_path,
+            name=name or "",
+        )
         with console.status("Preparing the model and joining the run…"):
             import torch
 
             from collab_aux import Auxiliary, GossipAuxiliary
             from collab_core.archive import Prefer
-            from collab_core.averaging import FailAt
+            from collab_core.averaging.faults import FailAt
             from collab_core.files import replace_file
             from collab_core.library import Library
             from collab_core.peer import PeerConfig
             from collab_core.session import open_session
-            from collab_core.swarm import SwarmConfig
             from collab_trainer import evaluator, load_task, model_files, new_replica, prepare, writer
 
             torch.set_num_threads(1)  # the update is elementwise and short; the cores belong to the network
-            config = SwarmConfig(
-                role="aux",
-                initial_peers=tuple(initial_peers or ()),
-                host_maddrs=tuple(host_maddrs or ()),
-                announce_maddrs=tuple(announce_maddrs or ()),
-                port=port,
-                identity_path=identity_path,
-                name=name or "",
+            session = stack.enter_context(open_session(source, config, state_dir=state_dir, prepare=prepare))
+        session.events.listen(EventLines(console))
+        settings = session.manifest.settings
+        is_gossip = settings.strategy.name == "gossip"
+        peer: Auxiliary | GossipAuxiliary
+        task = None
+        is_watched = dashboard is not None or wandb_project is not None
+        if is_gossip:
+            peer = GossipAuxiliary(session=session, stop=stopping.when_asked())
+        else:
+            task = load_task(settings.task, options.task_context(source, session))
+            model = task.build_model()
+            peer = Auxiliary(
+                files=model_files(model, session.assets),
+                evaluate=evaluator(task, model),
+                write=writer(task, task.build_model()) if is_watched and as_active_peer else None,
+                session=session,
+                replica=new_replica(settings, model),
+                config=PeerConfig(
+                    backup_every=backup_every,
+                    bandwidth=link,
+                    max_upload=options.bytes_per_second(max_upload),
+                    is_active=as_active_peer,
+                ),
+                stop=stopping.when_asked(),
+                fail_at=FailAt.from_environment(),
             )
-        with (
-            open_session(source, config, state_dir=state_dir, prepare=prepare) as session,
-            contextlib.ExitStack() as inner,
-        ):
-            session.events.listen(EventLines(console))
-            settings = session.manifest.settings
-            is_gossip = settings.strategy.name == "gossip"
-            peer: Auxiliary | GossipAuxiliary
-            task = None
-            is_watched = dashboard is not None or wandb_project is not None
-            if is_gossip:
-                peer = GossipAuxiliary(session=session, stop=stopping.when_asked())
-            else:
-                task = load_task(settings.task, options.task_context(source, session))
-                model = task.build_model()
-                peer = Auxiliary(
-                    files=model_files(model, session.assets),
-                    evaluate=evaluator(task, model),
-                    write=writer(task, task.build_model()) if is_watched and as_active_peer else None,
-                    session=session,
-                    replica=new_replica(settings, model),
-                    config=PeerConfig(
-                        backup_every=backup_every,
-                        bandwidth=link,
-                        max_upload=options.bytes_per_second(max_upload),
-                        is_active=as_active_peer,
-                    ),
-                    stop=stopping.when_asked(),
-                    fail_at=FailAt.from_environment(),
-                )
-            trusted = set(accept_models or ())
-            kept = session.folder.archive if as_active_peer and settings.checkpoints.every and not is_gossip else None
-            Library(
-                session.swarm,
-                kept,
-                may_push=lambda peer_id: bool(trusted & {peer_id, "anyone"}),
-                prefer=Prefer(settings.checkpoints.prefer),
-            )
-            if wandb_project is not None:
-                from collab_core.telemetry.wandb_sink import WandbSink
+        trusted = set(accept_models or ())
+        kept = session.folder.archive if as_active_peer and settings.checkpoints.every and not is_gossip else None
+        Library(
+            session.swarm,
+            kept,
+            may_push=lambda peer_id: bool(trusted & {peer_id, "anyone"}),
+            prefer=Prefer(settings.checkpoints.prefer),
+        )
+        if wandb_project is not None:
+            from collab_core.telemetry.wandb_sink import WandbSink
 
-                inner.enter_context(WandbSink(wandb_project, session.manifest, session.folder.path, session.events))
-            if dashboard is not None:
-                from collab_cli.watching import watch_as_auxiliary
-                from collab_dashboard import Dashboard
+            stack.enter_context(WandbSink(wandb_project, session.manifest, session.folder.path, session.events))
+        if dashboard is not None:
+            from collab_cli.watching import watch_as_auxiliary
+            from collab_dashboard import Dashboard
 
-                watch = watch_as_auxiliary(session, task, kept)
-                served = inner.enter_context(Dashboard([watch], taken, is_local=place.is_local))
-                console.print(f"Dashboard: [bold cyan]{served.url}[/bold cyan]")
-            peer.enter()
-            invite = session.invite().encode()
-            if invite_file is not None:
-                replace_file(invite_file.absolute(), invite.encode() + b"\n")
-            put_into_page(source, invite, console)
-            console.print(f"\nRun [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}. Others join with:\n")
-            console.print(f"collab train {invite}", style="bold cyan", soft_wrap=True)
-            what = "; the state is kept" if as_active_peer and not is_gossip else ""
-            console.print(f"\nPress Ctrl-C to leave{what}.\n", style="dim")
-            peer.run()
+            watch = watch_as_auxiliary(session, task, kept)
+            served = stack.enter_context(Dashboard([watch], taken, is_local=place.is_local))
+            console.print(f"Dashboard: [bold cyan]{served.url}[/bold cyan]")
+        peer.enter()
+        invite = session.invite().encode()
+        if invite_file is not None:
+            replace_file(invite_file.absolute(), invite.encode() + b"\n")
+        put_into_page(source, invite, console)
+        console.print(f"\nRun [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}. Others join with:\n")
+        console.print(f"collab train {invite}", style="bold cyan", soft_wrap=True)
+        what = "; the state is kept" if as_active_peer and not is_gossip else ""
+        console.print(f"\nPress Ctrl-C to leave{what}.\n", style="dim")
+        peer.run()
 
 
 def put_into_page(source: Invite | RunFolder, invite: str, console: Console) -> None:

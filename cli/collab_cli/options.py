@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from collab_core.averaging import Bandwidth as CoreBandwidth
-    from collab_core.run import Invite, RunFolder
+    from collab_core.averaging.link import Bandwidth as CoreBandwidth
+    from collab_core.run import Invite, Prepared, RunFolder, RunSettings
     from collab_core.session import Session
     from collab_trainer import TaskContext
 
@@ -143,9 +143,16 @@ def check_sync(source: Invite | RunFolder, should_sync: bool) -> None:
         )
 
 
+def prepare(settings: RunSettings, run_dir: Path) -> Prepared:
+    """Everything that a manifest pins besides the settings. Only who has to sign one waits for torch."""
+    from collab_trainer import prepare
+
+    return prepare(settings, run_dir)
+
+
 def read_bandwidth(text: str | None) -> CoreBandwidth | None:
     """`100/20` or `100`, in Mbit/s."""
-    from collab_core.averaging import Bandwidth as CoreBandwidth
+    from collab_core.averaging.link import Bandwidth as CoreBandwidth
     from collab_core.errors import Code, ConfigError
 
     if text is None:

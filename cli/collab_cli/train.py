@@ -100,32 +100,39 @@ def train(
         link = options.read_bandwidth(bandwidth)
         options.check_invite_file(invite_file, is_reachable=not client_mode)
         options.check_sync(source, sync_args)
-        with console.status("Loading…"):
-            from collab_core.averaging import FailAt
-            from collab_core.files import replace_file
-            from collab_core.session import open_session
-            from collab_core.swarm import SwarmConfig
-            from collab_trainer import Trainer, TrainerConfig, load_task, new_replica, pick_device, prepare
-            from collab_trainer.device import describe
-            from collab_trainer.gossip import GossipTrainer
+        from collab_core.session import open_session
+        from collab_core.swarm import SwarmConfig
 
-            chosen = pick_device(device)
-            swarm_config = SwarmConfig(
-                role="trainer",
-                initial_peers=tuple(initial_peers or ()),
-                host_maddrs=tuple(host_maddrs or ()),
-                announce_maddrs=tuple(announce_maddrs or ()),
-                port=port,
-                client_mode=client_mode,
-                use_relay=use_relay,
-                identity_path=identity_path,
-                name=name or "",
-            )
+        config = SwarmConfig(
+            role="trainer",
+            initial_peers=tuple(initial_peers or ()),
+            host_maddrs=tuple(host_maddrs or ()),
+            announce_maddrs=tuple(announce_maddrs or ()),
+            port=port,
+            client_mode=client_mode,
+            use_relay=use_relay,
+            identity_path=identity_path,
+            name=name or "",
+        )
+        if device not in ("auto", "cpu"):  # which may not be there
+            from collab_trainer import pick_device
+
+            pick_device(device)
         console.print("Joining the run…")
-        with open_session(source, swarm_config, state_dir=state_dir, prepare=prepare, should_sync=sync_args) as session:
+        with open_session(
+            source, config, state_dir=state_dir, prepare=options.prepare, should_sync=sync_args
+        ) as session:
             lines = EventLines(console)
             session.events.listen(lines)
             settings = session.manifest.settings
+            with console.status("Loading…"):
+                from collab_core.averaging.faults import FailAt
+                from collab_core.files import replace_file
+                from collab_trainer import Trainer, TrainerConfig, load_task, new_replica, pick_device
+                from collab_trainer.device import describe
+                from collab_trainer.gossip import GossipTrainer
+
+                chosen = pick_device(device)
             console.print(f"Run [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}, on {describe(chosen)}.")
             with console.status("Reading the data and building the model…"):
                 task = load_task(settings.task, options.task_context(source, session, data_dir, needs_data=True))

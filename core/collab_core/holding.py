@@ -11,8 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from collab_core.averaging import RoundOutcome
-from collab_core.checkpoints import BadCheckpoint, Checkpoint, load_checkpoint, open_remote
+from collab_core.averaging.round import RoundOutcome
+from collab_core.checkpoints.content import Checkpoint, load_checkpoint
+from collab_core.checkpoints.remotes import open_remote
+from collab_core.checkpoints.statement import BadCheckpoint
 from collab_core.errors import Code, CollabError, StateError
 from collab_core.outlook import Outlook
 from collab_core.run.manifest import Manifest

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from collab_core.averaging import Bandwidth, ExactAverager, FailAt, RoundOutcome, RoundRequest
+from collab_core.averaging.averager import ExactAverager
+from collab_core.averaging.faults import FailAt
+from collab_core.averaging.link import Bandwidth
+from collab_core.averaging.round import RoundOutcome, RoundRequest
 from collab_core.holding import Holding
 from collab_core.outlook import Outlook
 from collab_core.session import Session

@@ -19,6 +19,7 @@ from blake3 import blake3
 ROOT = re.compile(r"[0-9a-f]{64}")
 CHUNK_BYTES = 2**20
 MAX_TREE_BYTES = 64 * 2**20
+MAX_HISTORY = 4096  # roots of earlier epochs that go with a state
 ITEM_BYTES = {
     "float64": 8,
     "float32": 4,

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from processes import LOOPBACK
 
-from collab_core.averaging import ExactAverager, RoundOutcome, RoundRequest
+from collab_core.averaging.averager import ExactAverager
+from collab_core.averaging.round import RoundOutcome, RoundRequest
 from collab_core.run import RunSettings
 from collab_core.state.folder import StateFolder
 from collab_core.swarm import Peer, Swarm, SwarmConfig

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from collab_core.checkpoints import BadCheckpoint, FolderRemote, Statement, load_checkpoint, write_checkpoint
-from collab_core.checkpoints.statement import MAX_BYTES
+from collab_core.checkpoints.content import load_checkpoint, write_checkpoint
+from collab_core.checkpoints.remotes import FolderRemote
+from collab_core.checkpoints.statement import MAX_BYTES, BadCheckpoint, Statement
 from collab_core.hub import is_hub_name
 from collab_core.identity import Identity
 from collab_core.run import Prepared, RunFolder, fingerprint, grant

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgpack
 import pytest
+import zstandard
 from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import PeerID
 
 from collab_core.identity import Identity
-from collab_core.swarm.news import MAX_NOTES, BadNews, News, Note
+from collab_core.swarm.news import MAX_BYTES, MAX_NOTES, BadNews, News, Note, Wrapping
+from collab_core.swarm.record import PeerRecord, seal
 
 
 class Asker:
@@ -28,11 +30,10 @@ def asker(tmp_path: Path) -> Asker:
 
 
 def ask(news: News, asker: Asker, token: bytes, seen: int, notes: Iterable[Note] = ()) -> tuple[bytes, int, list[str]]:
-    listed = [[note.peer_id, note.expires, note.value] for note in notes]
-    request = BytesValue(value=msgpack.packb([token, seen, listed]))
+    request = BytesValue(value=Wrapping().wrap(token, seen, notes))
     reply = asyncio.run(news.rpc_news(request, asker))  # type: ignore[arg-type]
-    token, seen, found = msgpack.unpackb(reply.value)
-    return token, seen, [peer_id for peer_id, _, _ in found]
+    token, seen, found = Wrapping().unwrap(reply.value)
+    return token, seen, [note.peer_id for note in found]
 
 
 def test_everything_is_told_once_and_again_after_a_restart(asker: Asker) -> None:
@@ -78,8 +79,31 @@ def test_a_peer_tells_only_of_itself(asker: Asker) -> None:
     assert heard == [own]
 
 
+def test_records_of_many_peers_take_a_third_of_their_bytes(tmp_path: Path) -> None:
+    notes = []
+    for i in range(8):
+        identity = Identity.load_or_create(tmp_path / f"{i}.key")
+        addresses = [f"/ip4/203.0.113.{i}/tcp/{31330 + i}/p2p/{identity.peer_id}"]
+        facts = {"name": f"peer-{i}", "role": "trainer", "mode": "direct", "version": "0.1.0", "phase": "working"}
+        record = PeerRecord(**facts, time=1.8e9 + i, root="ab" * 32, loss=3 - i / 7, addresses=addresses)  # type: ignore[arg-type]
+        notes.append(Note(identity.peer_id, 1.8e9 + i, seal(record, bytes(32), identity, 1.8e9 + i)))
+    wrapped = Wrapping().wrap(b"12345678", 8, notes)
+    assert Wrapping().unwrap(wrapped) == (b"12345678", 8, notes)
+    assert len(wrapped) < sum(len(note.value) for note in notes) / 3
+
+
+def wrapped(plain: object) -> bytes:
+    packed = msgpack.packb(plain)
+    return zstandard.ZstdCompressor().compress(packed)
+
+
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x01", msgpack.packb([b"", 0, [[1, 2, 3]]]), msgpack.packb([0, 0, []])]
+    "data",
+    [
+        *(b"", b"\xc1", b"\x01", msgpack.packb([b"", 0, []])),
+        *(wrapped([b"", 0, [[1, 2, 3]]]), wrapped([0, 0, []]), wrapped(5), wrapped([b"", 0, []])[:-3]),
+        wrapped([b"", 0, [["peer", 1.0, bytes(MAX_BYTES)]]]),  # few bytes that would be many
+    ],
 )
 def test_nonsense_is_refused(asker: Asker, data: bytes) -> None:
     with pytest.raises(BadNews):

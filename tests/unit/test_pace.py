@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collab_core.averaging import Bandwidth
+from collab_core.averaging.link import Bandwidth
 from collab_core.run.settings import RunSettings
 from collab_core.swarm import Peer
 from collab_core.swarm.record import PeerRecord

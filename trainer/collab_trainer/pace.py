@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from collab_core.averaging import Bandwidth
+from collab_core.averaging.link import Bandwidth
 from collab_core.run.settings import RunSettings
 from collab_core.swarm import Peer
 

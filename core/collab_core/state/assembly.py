@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
-import torch
-
-from collab_core.state.tensors import tensor_from
 from collab_core.tree import CHUNK_BYTES, StateTree
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Assembly:
@@ -38,6 +39,8 @@ class Assembly:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The whole state, once nothing is missing."""
+        from collab_core.state.tensors import tensor_from
+
         assert not self.missing
         return {
             entry.name: tensor_from(self._buffers[entry.name], entry.dtype, entry.shape) for entry in self._tree.entries

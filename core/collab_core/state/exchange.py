@@ -9,10 +9,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
+from typing import TYPE_CHECKING, Any, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints, knows only these
 
 import msgpack
-import torch
 from blake3 import blake3
 from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import PeerID
@@ -33,10 +32,13 @@ from collab_core.state.download import (
 )
 from collab_core.state.giving import ALL, BUSY, Giving, unpack_bits
 from collab_core.state.pool import ChunkPool
-from collab_core.state.replica import MAX_HISTORY
-from collab_core.state.snapshot import Snapshot
 from collab_core.swarm.swarm import Swarm
-from collab_core.tree import CHUNK_BYTES, BadTree, StateTree, is_root
+from collab_core.tree import CHUNK_BYTES, MAX_HISTORY, BadTree, StateTree, is_root
+
+if TYPE_CHECKING:  # who only looks on needs no torch
+    import torch
+
+    from collab_core.state.snapshot import Snapshot
 
 NAMESPACE = "collab"  # not the run's hash: a joiner asks for the manifest before it knows it
 MAX_HISTORY_BYTES = 2**20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
+from typing import TYPE_CHECKING, AsyncIterator  # noqa: UP035 - hivemind reads the RPCs' hints and knows only typing's
 
 import msgpack
 from google.protobuf.wrappers_pb2 import BytesValue
@@ -14,10 +14,12 @@ from collab_core.run.assets import Asset
 from collab_core.run.manifest import SignedManifest
 from collab_core.state.assembly import Assembly
 from collab_core.state.download import unpack_request
-from collab_core.state.snapshot import Snapshot
 from collab_core.state.throttle import Busy, Throttle
 from collab_core.swarm.streams import until_closed
 from collab_core.tree import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from collab_core.state.snapshot import Snapshot
 
 NUM_SNAPSHOTS = 2  # a newcomer may still be fetching the last epoch's state when the next one is there
 MAX_SNAPSHOTS = 4  # and if it is slow, the state it asked for is kept a little longer

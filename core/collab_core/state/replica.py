@@ -10,10 +10,10 @@ from collab_core.errors import Code, StateError
 from collab_core.run.settings import OptimizerSettings
 from collab_core.state.layout import Fragment, Layout
 from collab_core.state.snapshot import Snapshot
+from collab_core.tree import MAX_HISTORY
 from collab_core.update import Optimizer, UpdateStats
 
 NO_PARENT = "0" * 64
-MAX_HISTORY = 4096
 
 
 class Replica:

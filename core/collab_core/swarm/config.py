@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from collab_core.swarm.addresses import parse_address
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmConfig:
@@ -33,3 +35,13 @@ class SwarmConfig:
     """Key file; by default in the state folder."""
     name: str = ""
     """What others see; by default made from the peer ID."""
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            SwarmError: BAD_ADDRESS, somebody mistyped one.
+        """
+        for address in (*self.host_maddrs, *self.announce_maddrs):
+            parse_address(address)
+        for address in self.initial_peers:
+            parse_address(address, needs_peer=True)

@@ -3,7 +3,8 @@
 The DHT is where peers find each other, but a record stored there and everybody's read from there take a dozen messages
 each. So a few times per second everyone tells one other peer its newest record, and hears which records are new there.
 All choose the same peer for that, an auxiliary if there is one. Records are signed: a neighbour can keep one back, then
-it arrives a little later through the DHT, but it cannot change one.
+it arrives a little later through the DHT, but it cannot change one. Most of a record is the same in all of them, so
+messages are compressed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgpack
+import zstandard
 from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
@@ -21,6 +23,34 @@ NAMESPACE = "collab"
 ANSWER_TIMEOUT_S = 2.0
 MAX_NOTES = 256  # in one answer
 TOKEN_BYTES = 8
+MAX_BYTES = 4 * 2**20  # of a message, unpacked
+TYPICAL: bytes = msgpack.packb(
+    {
+        "name": "trainer-1",
+        "role": "trainer",
+        "mode": "direct",
+        "version": "0.1.0",
+        "phase": "working",
+        "time": 1.7e9,
+        "epoch": 1,
+        "root": "0" * 64,
+        "parent_root": "0" * 64,
+        "history_samples": 1000,
+        "epoch_samples": 100,
+        "epoch_target": 1600,
+        "samples": 3000,
+        "epochs": 10,
+        "seconds": 400,
+        "samples_per_second": 80.0,
+        "loss": 2.0,
+        "addresses": ["/ip4/192.168.0.1/tcp/31330/p2p/12D3KooW"],
+        "grant": "",
+        "checkpoint": None,
+        "sentences": [],
+        "gossip": None,
+    }
+)
+"""A record as it travels, known to both sides before the first one. Who has another one is heard through the DHT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +77,7 @@ class News(ServicerBase):  # type: ignore[misc]
         self._token = secrets.token_bytes(TOKEN_BYTES)  # after a restart the numbers begin again
         self._seen: dict[str, tuple[bytes, int]] = {}
         self._told: dict[str, Note] = {}
+        self._wrapping = Wrapping()
 
     async def listen(self, p2p: Any) -> None:
         await self.add_p2p_handlers(p2p, namespace=NAMESPACE)
@@ -67,40 +98,52 @@ class News(ServicerBase):  # type: ignore[misc]
     async def rpc_news(self, request: BytesValue, context: P2PContext) -> BytesValue:
         """A peer tells its own record, if it is new, and asks for the others'."""
         asker = context.remote_id.to_base58()
-        token, seen, notes = _unpack(request.value)
+        token, seen, notes = self._wrapping.unwrap(request.value)
         self._on_notes(note for note in notes if note.peer_id == asker)
         if token != self._token:
             seen = 0
         fresh = sorted(number for number, note in self._notes.values() if number > seen and note.peer_id != asker)
         last = fresh[:MAX_NOTES][-1] if fresh else max(seen, self._number)
         chosen = [note for number, note in self._notes.values() if seen < number <= last and note.peer_id != asker]
-        return BytesValue(value=_pack(self._token, last, chosen))
+        return BytesValue(value=self._wrapping.wrap(self._token, last, chosen))
 
     async def ask(self, p2p: Any, neighbour: str, own: Note | None) -> None:
         """Tell a neighbour about us, and hear what it heard. Raises if it does not answer, or nonsense."""
         token, seen = self._seen.get(neighbour, (b"", 0))
         is_told = own is None or self._told.get(neighbour) == own
         stub = self.get_stub(p2p, PeerID.from_base58(neighbour), namespace=NAMESPACE)
-        request = BytesValue(value=_pack(token, seen, [own] if own is not None and not is_told else []))
+        request = BytesValue(value=self._wrapping.wrap(token, seen, [own] if own is not None and not is_told else []))
         reply = await stub.rpc_news(request, timeout=ANSWER_TIMEOUT_S)
-        token, seen, notes = _unpack(reply.value)
+        token, seen, notes = self._wrapping.unwrap(reply.value)
         self._seen = {neighbour: (token, seen)}  # of one neighbour only: of another one we hear everything once more
         self._told = {neighbour: own} if own is not None else {}
         self._on_notes(notes)
 
 
-def _pack(token: bytes, number: int, notes: Iterable[Note]) -> bytes:
-    data: bytes = msgpack.packb([token, number, [[note.peer_id, note.expires, note.value] for note in notes]])
-    return data
+class Wrapping:
+    """Messages in few bytes."""
 
+    def __init__(self) -> None:
+        known = zstandard.ZstdCompressionDict(TYPICAL, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        self._pack = zstandard.ZstdCompressor(dict_data=known, write_content_size=False)
+        self._unpack = zstandard.ZstdDecompressor(dict_data=known, max_window_size=MAX_BYTES)
 
-def _unpack(data: bytes) -> tuple[bytes, int, list[Note]]:
-    try:
-        token, number, items = msgpack.unpackb(data)
-        notes = [Note(*item) for item in items[:MAX_NOTES]]
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise BadNews(repr(error)) from error
-    is_sound = all(type(note.peer_id) is str and type(note.expires) is float for note in notes)
-    if type(token) is not bytes or type(number) is not int or not is_sound:
-        raise BadNews("fields of the wrong type")
-    return token, number, notes
+    def wrap(self, token: bytes, number: int, notes: Iterable[Note]) -> bytes:
+        plain = msgpack.packb([token, number, [[note.peer_id, note.expires, note.value] for note in notes]])
+        return self._pack.compress(plain)
+
+    def unwrap(self, data: bytes) -> tuple[bytes, int, list[Note]]:
+        """
+        Raises:
+            BadNews: it is no message.
+        """
+        try:
+            plain = self._unpack.stream_reader(data).read(MAX_BYTES)  # what it says about its size is not believed
+            token, number, items = msgpack.unpackb(plain)
+            notes = [Note(*item) for item in items[:MAX_NOTES]]
+        except (ValueError, TypeError, msgpack.UnpackException, zstandard.ZstdError) as error:
+            raise BadNews(repr(error)) from error
+        is_sound = all(type(note.peer_id) is str and type(note.expires) is float for note in notes)
+        if type(token) is not bytes or type(number) is not int or not is_sound:
+            raise BadNews("fields of the wrong type")
+        return token, number, notes

@@ -21,7 +21,6 @@ from collab_core.swarm.addresses import (
     host_and_port,
     is_address_of,
     is_public,
-    parse_address,
     peer_of,
     place_of,
     probe,
@@ -150,8 +149,6 @@ class Swarm(Directory):
 
     def _candidates(self) -> list[str]:
         """Everyone we could join through: those we were told of, then those we met before."""
-        for address in self.config.initial_peers:
-            parse_address(address, needs_peer=True)
         memories = [*self._folder.read_peers(), *self.config.rumoured_peers]
         good = [address for address in memories if is_address_of(address, peer_of(address))]
         known = dict.fromkeys([*self.config.initial_peers, *good])

@@ -13,7 +13,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from collab_core.errors import Code, RunError, SwarmError
 from collab_core.state.folder import StateFolder
-from collab_core.swarm.addresses import ipv4_if_any, parse_address
+from collab_core.swarm.addresses import ipv4_if_any
 from collab_core.swarm.config import SwarmConfig
 from collab_core.swarm.daemon import Daemon, free_port
 from collab_core.swarm.presence import Presence
@@ -111,8 +111,6 @@ class Transport:
 
     def _start_daemon(self, mode: Mode, bootstrap: list[str]) -> Daemon:
         config = self._config
-        for address in (*config.host_maddrs, *config.announce_maddrs):
-            parse_address(address)
         wanted = self.port or (config.port if config.port is not None else (self._folder.read_port() or 0))
         hosts = config.host_maddrs or EVERYWHERE
 
