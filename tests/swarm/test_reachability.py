@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import msgpack
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import PeerID
+from lab.proxy import Line, carry
 from processes import LOOPBACK, wait_until
 
 from collab_core.errors import CollabError
@@ -36,6 +39,33 @@ def start(folder: Path, closing: Closing, *initial_peers: str) -> Swarm:
     closing(swarm.close)
     swarm.connect()
     return swarm
+
+
+def test_who_answers_but_is_busy_is_asked_again(tmp_path: Path, closing: Closing) -> None:
+    first = start(tmp_path / "a", closing)
+    times: list[float] = []
+
+    async def answer(near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        times.append(time.monotonic())
+        with contextlib.closing(near):
+            if len(times) <= 2:  # the look whether anybody is there, and the first daemon
+                return
+            far_reader, far = await asyncio.open_connection("127.0.0.1", port_of(first))
+            with contextlib.closing(far), contextlib.suppress(OSError):
+                await asyncio.gather(
+                    carry(near_reader, far, Line(), Random(0)), carry(far_reader, near, Line(), Random(0))
+                )
+
+    server = first.reactor.run(asyncio.start_server(answer, "127.0.0.1"))
+    closing(lambda: first.reactor.run(_stop(server)))
+    port = server.sockets[0].getsockname()[1]
+    second = start(tmp_path / "b", closing, f"/ip4/127.0.0.1/tcp/{port}/p2p/{first.peer_id}")
+    assert second.bootstrap_peers == [first.peer_id]
+    assert times[2] - times[1] > 0.9, "with a pause"
+
+
+async def _stop(server: asyncio.Server) -> None:
+    server.close()
 
 
 def port_of(swarm: Swarm) -> int:

@@ -23,6 +23,7 @@ from collab_core.telemetry.events import EventLog
 
 EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 RELAY_TIMEOUT_S = 8.0
+CONNECT_ATTEMPTS = 3  # with pauses of 1 and 2 seconds between them
 MAX_MESSAGE_BYTES = 8 * 2**20
 
 
@@ -76,8 +77,20 @@ class Transport:
         if self._daemon is not None:
             self._reactor.run(self.p2p.shutdown(), timeout_s=5)
             self._daemon.stop()
-        self._daemon = self._start_daemon(mode, bootstrap)
+        self._daemon = self._insist(mode, bootstrap)
         return self._reactor.run(self._connect(self._daemon, mode), timeout_s=30)
+
+    def _insist(self, mode: Mode, bootstrap: list[str]) -> Daemon:
+        """A daemon that does not reach anybody ends. Those it should reach have answered us a moment ago: they may be
+        busy, or still busy with our last daemon, which came from the same port as this one."""
+        for attempt in range(CONNECT_ATTEMPTS - 1):
+            try:
+                return self._start_daemon(mode, bootstrap)
+            except SwarmError as error:
+                if error.code is not Code.UNREACHABLE:
+                    raise
+            time.sleep(2**attempt)
+        return self._start_daemon(mode, bootstrap)
 
     def hide(self, bootstrap: list[str]) -> Presence:
         """Nobody can connect to us: be reached through a relay if that is wished and somebody relays, or not at all."""
