@@ -184,7 +184,9 @@ def read_source(text: str) -> Invite | RunFolder:
     if looks_like_invite(text) and not _is_path(text):
         return Invite.decode(text)
     if text.strip() and (_is_path(text) or "/" in text):
-        return RunFolder(Path(text))
+        folder = RunFolder(Path(text))
+        folder.settings()  # a mistake in the run file is said before anything heavy is loaded
+        return folder
     raise ConfigError(
         Code.BAD_INVITE,
         f"{text[:60]!r} is neither an invite nor a folder that exists.",

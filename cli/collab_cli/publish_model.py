@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,6 @@ import typer
 
 from collab_cli.failures import errors_in_words
 from collab_cli.terminal import Terminal
-
-HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 
 
 def publish_model(
@@ -24,24 +21,29 @@ def publish_model(
 ) -> None:
     """Publish the initial model, tokenizer, config and a card, in one commit, and pin them in the run file."""
     with errors_in_words(verbose=verbose):
+        from collab_core.errors import Code, ConfigError
+        from collab_core.hub import make_repository
+        from collab_core.run import RunFolder
+        from collab_core.run.pinning import pin_model
+
         console = Terminal()
         target = read_target(to)
+        folder = RunFolder(run)
+        settings = folder.settings()
+        if settings.task.name != "causal-lm":
+            raise ConfigError(
+                Code.BAD_OPTION,
+                f"The task of this run is {settings.task.name!r}, and only causal-lm has a model to publish.",
+                fix="Begin one with `collab new NAME --template causal-lm`.",
+            )
+        if isinstance(target, str):
+            with console.status("Asking the Hub…"):
+                make_repository(target, is_private=private)
         with console.status("Preparing the model…"):
-            from collab_core.errors import Code, ConfigError
-            from collab_core.run import RunFolder
-            from collab_core.run.pinning import pin_model
             from collab_trainer import TaskContext, collect_assets, load_task
             from collab_trainer.causal_lm import CausalLM
             from collab_trainer.causal_lm.publish import publish_to_folder, publish_to_hub
 
-            folder = RunFolder(run)
-            settings = folder.settings()
-            if settings.task.name != "causal-lm":
-                raise ConfigError(
-                    Code.BAD_OPTION,
-                    f"The task of this run is {settings.task.name!r}, and only causal-lm has a model to publish.",
-                    fix="Begin one with `collab new NAME --template causal-lm`.",
-                )
             assets = collect_assets(settings.task, folder.path)
             task = load_task(settings.task, TaskContext(assets=assets, run_dir=folder.path))
             assert isinstance(task, CausalLM)
@@ -49,7 +51,7 @@ def publish_model(
             if isinstance(target, Path):
                 published = publish_to_folder(task, settings, target, folder.path)
             else:
-                published = publish_to_hub(task, settings, target, is_private=private)
+                published = publish_to_hub(task, settings, target)
         pin_model(folder, published.pins)
         console.print(f"Published [bold]{published.place}[/bold]", soft_wrap=True)
         console.print(f"Pinned it in [bold]{folder.run_file}[/bold], with the root {published.pins['root'][:16]}…")
@@ -62,12 +64,14 @@ def publish_model(
 def read_target(text: str) -> Path | str:
     """A folder, or the name of a repository on the Hub."""
     from collab_core.errors import Code, ConfigError
+    from collab_core.hub import is_hub_name
+    from collab_core.run.pinning import new_folder
 
     if text.startswith("file:"):
-        return Path(text.removeprefix("file://").removeprefix("file:"))
+        return new_folder(Path(text.removeprefix("file://").removeprefix("file:")))
     if text.startswith((".", "/", "~")) or Path(text).is_dir():
-        return Path(text)
-    if HUB_NAME.fullmatch(text):
+        return new_folder(Path(text))
+    if is_hub_name(text):
         return text
     raise ConfigError(
         Code.BAD_OPTION,

@@ -35,6 +35,18 @@ def is_hub_name(text: str) -> bool:
     return HUB_NAME.fullmatch(text) is not None
 
 
+def make_repository(repo: str, *, is_private: bool) -> None:
+    """Make a model's repository unless it is there: whoever may not write to it hears that before anything heavy.
+
+    Raises:
+        HubError: in words.
+    """
+    from huggingface_hub import HfApi
+
+    with hub_in_words(repo):
+        HfApi().create_repo(repo, private=is_private, exist_ok=True)
+
+
 def download_file(repo: str, revision: str, name: str, *, is_required: bool = True) -> Path | None:
     """A file of a model's repository, from this machine's cache or from the Hub; None if it has none of that name.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from collab_core.errors import Code, ConfigError
 from collab_core.files import replace_file
@@ -10,6 +12,22 @@ from collab_core.run.folder import RunFolder
 from collab_core.run.runfile import load_run_file
 
 PLACES = ("config", "repo", "revision", "path", "root")
+
+
+def new_folder(target: Path) -> Path:
+    """Where a model may be published on this disk.
+
+    Raises:
+        ConfigError: BAD_OPTION, there is something already.
+    """
+    target = target.expanduser().absolute()
+    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(
+            Code.BAD_OPTION,
+            f"--to {target} already exists and is not an empty folder.",
+            fix="Choose another folder: what was published is never overwritten.",
+        )
+    return target
 
 
 def pin_model(folder: RunFolder, pins: Mapping[str, str]) -> None:

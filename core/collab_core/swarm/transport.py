@@ -81,8 +81,8 @@ class Transport:
         return self._reactor.run(self._connect(self._daemon, mode), timeout_s=30)
 
     def _insist(self, mode: Mode, bootstrap: list[str]) -> Daemon:
-        """A daemon that does not reach anybody ends. Those it should reach have answered us a moment ago: they may be
-        busy, or still busy with our last daemon, which came from the same port as this one."""
+        """A daemon that does not reach anybody ends. Those it should reach answered us a moment ago, so they are busy,
+        or start again themselves."""
         for attempt in range(CONNECT_ATTEMPTS - 1):
             try:
                 return self._start_daemon(mode, bootstrap)

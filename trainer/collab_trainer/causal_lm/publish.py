@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from collab_core.errors import Code, ConfigError, StateError, TaskError
+from collab_core.errors import Code, StateError, TaskError
 from collab_core.hub import hub_in_words
+from collab_core.run.pinning import new_folder
 from collab_core.run.settings import RunSettings
 from collab_trainer.causal_lm.card import model_card
 from collab_trainer.causal_lm.files import TOKENIZER_FILES
@@ -31,8 +32,8 @@ class Published:
     """For people."""
 
 
-def publish_to_hub(task: CausalLM, settings: RunSettings, repo: str, *, is_private: bool) -> Published:
-    """Upload the initial model in one commit; the repository is made if there is none.
+def publish_to_hub(task: CausalLM, settings: RunSettings, repo: str) -> Published:
+    """Upload the initial model in one commit to a repository that is there.
 
     Raises:
         HubError: in words.
@@ -43,9 +44,7 @@ def publish_to_hub(task: CausalLM, settings: RunSettings, repo: str, *, is_priva
         folder = Path(name)
         root = _write(task, settings, folder, repo)
         with hub_in_words(repo):
-            api = HfApi()
-            api.create_repo(repo, private=is_private, exist_ok=True)
-            commit = api.create_commit(
+            commit = HfApi().create_commit(
                 repo,
                 [CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())],
                 commit_message=f"The initial model of the Collab run {settings.name}",
@@ -60,13 +59,7 @@ def publish_to_folder(task: CausalLM, settings: RunSettings, target: Path, run_d
         ConfigError: BAD_OPTION, there is something already.
         StateError: STATE_DIR_UNWRITABLE.
     """
-    target = target.expanduser().absolute()
-    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(
-            Code.BAD_OPTION,
-            f"--to {target} already exists and is not an empty folder.",
-            fix="Choose another folder: what was published is never overwritten.",
-        )
+    target = new_folder(target)
     with _beside(target) as folder:
         root = _write(task, settings, folder, ".")
         if target.is_dir():
