@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from hub_endpoint import TOKEN, Hub, serve_hub
+from nursery import Forked
 from playwright.sync_api import Browser, sync_playwright
 from processes import SwarmOfProcesses
 
@@ -31,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[SwarmOfProcesses]:
     shared_before = set(Path("/dev/shm").iterdir())
-    made = SwarmOfProcesses(tmp_path)
+    made = SwarmOfProcesses(tmp_path, Forked)
     yield made
     made.close()
     left = {path for path in Path("/dev/shm").iterdir() if not belongs_to_the_living(path)}

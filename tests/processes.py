@@ -22,6 +22,8 @@ BLIND_GUESS = math.log(256)
 GONE_WITHIN_S = 5.0
 
 Event = dict[str, Any]
+Fork = Callable[[list[str], Path, dict[str, str]], Any]
+"""Makes a process that runs a `collab` command, from one that has loaded everything: `nursery.Forked`."""
 
 
 def collab(
@@ -87,6 +89,7 @@ class PeerProcess:
         program: tuple[str, ...] = (),
         prefix: tuple[str, ...] = (),
         python: str = sys.executable,
+        fork: Fork | None = None,
     ) -> None:
         self.state_dir = state_dir
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -95,14 +98,18 @@ class PeerProcess:
         arguments = [*command, "--state-dir", str(state_dir)]
         if not prefix and "--client-mode" not in command and "--host-maddrs" not in command:
             arguments += ["--host-maddrs", LOOPBACK]
-        self.process = subprocess.Popen(
-            [*prefix, python, *(program or ("-m", "collab_cli")), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            env={**environment(), **(env or {})},
-            start_new_session=True,
-        )
+        self.process: Any
+        if fork is not None and not (prefix or program or env or python != sys.executable):
+            self.process = fork(arguments, self.log, environment())
+        else:
+            self.process = subprocess.Popen(
+                [*prefix, python, *(program or ("-m", "collab_cli")), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                env={**environment(), **(env or {})},
+                start_new_session=True,
+            )
         self._descendants: set[psutil.Process] = set()
 
     def events(self, kind: str | None = None) -> list[Event]:
@@ -162,7 +169,7 @@ class PeerProcess:
         self.descendants()
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(timeout_s)
+        return int(self.process.wait(timeout_s))
 
     def is_gone(self) -> bool:
         return not self.left_behind()
@@ -194,12 +201,12 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) 
 class SwarmOfProcesses:
     """Peers of one run: an auxiliary that hands out the invite, trainers that use it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, fork: Fork | None = None) -> None:
+        self.folder, self._fork = folder, fork
         self.peers: list[PeerProcess] = []
 
     def start(self, name: str, *command: str, **options: Any) -> PeerProcess:
-        peer = PeerProcess(self.folder / "peers" / name, *command, **options)
+        peer = PeerProcess(self.folder / "peers" / name, *command, fork=self._fork, **options)
         self.peers.append(peer)
         return peer
 
