@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from collab_core.archive.archive import Archive
     from collab_core.archive.version import Version
 
+Measure = Callable[[Callable[[], object]], float]
+"""How many seconds an action takes."""
+
 SAMPLE_BYTES = 2**24
 MAX_SAMPLES = 5
 MIN_TRIALS, MIN_TRIAL_S = 3, 0.02
@@ -65,12 +68,15 @@ class Cost:
 
 @functools.cache
 def decoding_rates() -> dict[Kind, float]:
-    """Raw bytes per second, on values like those of a model; measured once per process."""
+    """Raw bytes per second, on values like those of a model.
+
+    Measured once per process, and for all it will ever save: so it is what a core can do, however busy it is now.
+    """
     rng = np.random.default_rng(0)
     base = rng.standard_normal(2**19).astype(np.float32)
     values = base + rng.standard_normal(2**19).astype(np.float32) * np.float32(1e-3)
     data, memory = values.data.cast("B"), base.data.cast("B")
-    return {kind: len(data) / _Trial("float32", data, memory).decoding(kind)[1] for kind in Kind}
+    return {kind: len(data) / _Trial("float32", data, memory).decoding(kind, _core_seconds)[1] for kind in Kind}
 
 
 def predict(archive: Archive, version: Version) -> dict[str, Cost]:
@@ -111,11 +117,11 @@ class _Trial:
     def __init__(self, dtype: str, data: memoryview, base: memoryview) -> None:
         self._dtype, self._data, self._base = dtype, data, base
 
-    def decoding(self, kind: Kind) -> tuple[int, float]:
+    def decoding(self, kind: Kind, measure: Measure) -> tuple[int, float]:
         """Encoded bytes, and the seconds to undo it."""
         packed = memoryview(b"".join(encode(kind, self._dtype, self._data, self._base)))
         target = memoryview(bytearray(self._base))
-        return len(packed), _seconds(lambda: decode_into(self._dtype, target, [(kind, packed)]))
+        return len(packed), measure(lambda: decode_into(self._dtype, target, [(kind, packed)]))
 
 
 def _trials(archive: Archive, sample: list[TensorEntry], base: Version | None) -> tuple[int, float]:
@@ -125,7 +131,8 @@ def _trials(archive: Archive, sample: list[TensorEntry], base: Version | None) -
         data = archive.store.read(entry)
         twin = base.twin(entry) if base is not None else None
         against = archive.store.read(twin) if twin is not None else memoryview(bytes(len(data)))
-        found, taken = _Trial(entry.dtype, data, against).decoding(Kind.DELTA if twin is not None else Kind.PLANES)
+        kind = Kind.DELTA if twin is not None else Kind.PLANES
+        found, taken = _Trial(entry.dtype, data, against).decoding(kind, _seconds)
         raw = RawTensor(entry.dtype, entry.shape, data)
         size += found
         seconds += taken + _seconds(lambda raw=raw: TensorEntry.of("", raw).digest())  # type: ignore[misc]
@@ -133,13 +140,22 @@ def _trials(archive: Archive, sample: list[TensorEntry], base: Version | None) -
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    """How long something usually takes."""
+    """How long something usually takes, here and now."""
+    return statistics.median(_timed(action, time.perf_counter))
+
+
+def _core_seconds(action: Callable[[], object]) -> float:
+    """How long something takes a core that does nothing else."""
+    return min(_timed(action, time.thread_time))
+
+
+def _timed(action: Callable[[], object], clock: Callable[[], float]) -> list[float]:
     trials: list[float] = []
     while len(trials) < MIN_TRIALS or sum(trials) < MIN_TRIAL_S:
-        start = time.perf_counter()
+        start = clock()
         action()
-        trials.append(time.perf_counter() - start)
-    return statistics.median(trials)
+        trials.append(clock() - start)
+    return trials
 
 
 def _base_of(archive: Archive, version: Version) -> Version | None:
