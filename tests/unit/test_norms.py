@@ -123,8 +123,27 @@ def test_what_is_owed_counts() -> None:
     feedback = ErrorFeedback(10)
     values, scratch = torch.full((10,), 3.0), torch.empty(4)
     assert feedback.norm(values, 2.0, scratch) == pytest.approx(math.sqrt(90))
-    feedback.store(torch.full((10,), -4.0), [Part(0, 10)])
+    feedback.store(torch.full((10,), -4.0), [Part(0, 10)], 160.0)
     assert feedback.norm(values, 2.0, scratch) == pytest.approx(math.sqrt(10))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("decay", [1.0, 0.95])
+@pytest.mark.parametrize("share", [1e-4, 1e-2, -1e-2, 1.0, -0.5])
+def test_what_is_declared_is_the_norm_or_a_little_more(whole: bool, decay: float, share: float) -> None:
+    """Also if only some parts were lost, of which nobody has added up the squares."""
+    feedback, scratch, weight = ErrorFeedback(1000, decay), torch.empty(64), 4.0
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+    for start in (0, 500):
+        draft = feedback.draft()
+        parts = [Part(0, 500), Part(500, 1000)] if whole else [Part(start, start + 500)]
+        for part in parts:
+            lost = share * values[part.start : part.stop]
+            draft.note(part, lost, torch.zeros(part.num_values), weight)
+        draft.commit()
+    assert feedback.residue is not None
+    exact = float((values.double() + feedback.residue.double() / weight).norm())
+    assert exact * (1 - 1e-6) <= feedback.norm(values, weight, scratch) <= 1.021 * exact
 
 
 def test_a_leader_that_tells_two_peers_different_things_sends_them_to_different_groups() -> None:

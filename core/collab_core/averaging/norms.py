@@ -15,7 +15,7 @@ from collab_core.averaging.codecs import Codec
 
 CLIP_AT = 2.0  # times the typical norm
 NOTABLE = 0.9  # a factor below this is worth telling
-BLOCK = 2**16
+BLOCK = 2**18
 # Squares are added up in float32, here and at the sender in another order. A sum of 2**20 squares in at least eight
 # lanes is off by at most 2**17 roundings of 2**-24 each: 0.8 %, once at each end.
 ROUNDING = 1.02
