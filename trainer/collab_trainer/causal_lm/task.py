@@ -12,7 +12,7 @@ import torch
 
 from collab_core.errors import Code, TaskError
 from collab_trainer.causal_lm.blocks import DocumentBlocks, source_positions
-from collab_trainer.causal_lm.documents import LocalDocuments
+from collab_trainer.causal_lm.documents import LocalDocuments, find_files
 from collab_trainer.causal_lm.files import find_weights
 from collab_trainer.causal_lm.held_out import held_out_rows
 from collab_trainer.causal_lm.model import build_model, checkpoint_gradients, load_model, model_root, read_config
@@ -46,6 +46,10 @@ class CausalLM:
 
     def __init__(self, *, seed: int, options: CausalLMOptions, context: TaskContext) -> None:
         self.seed, self.options, self.context = seed, options, context
+        if context.needs_data:  # what is missing is said before transformers is loaded, which takes seconds
+            for source in options.data:
+                if not source.repo:
+                    find_files(source, context.data_dir)
         self.tokenizer = load_tokenizer(options, context.assets)
         typed = options.model.config
         fields = dict(typed) if typed else read_json(context.assets.get(CONFIG, b""), CONFIG)
