@@ -43,6 +43,7 @@ def _be_a_peer(arguments: Sequence[str], log: Path, environment: Mapping[str, st
     os.dup2(output, 2)
     os.environ.clear()
     os.environ.update(environment)
+    multiprocessing.set_start_method(None, force=True)  # a process of the nursery would make its children there too
     sys.argv = ["collab", *arguments]
     from collab_cli.app import main
 

@@ -20,6 +20,8 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 BLIND_GUESS = math.log(256)
 """The loss of who knows nothing about the next byte. A peer's own first loss may be that of a trained model."""
 GONE_WITHIN_S = 5.0
+LOOK_EVERY_S = 1.0  # for the processes that a peer has started
+LATE_VARIABLES = ("COLLAB_", "HF_")  # read by what a forked peer has yet to load, or when it is needed
 
 Event = dict[str, Any]
 Fork = Callable[[list[str], Path, dict[str, str]], Any]
@@ -28,7 +30,7 @@ Fork = Callable[[list[str], Path, dict[str, str]], Any]
 
 def collab(
     *arguments: str,
-    timeout_s: float = 60,
+    timeout_s: float = 150,
     env: dict[str, str] | None = None,
     prefix: tuple[str, ...] = (),
     cwd: Path | None = None,
@@ -99,8 +101,9 @@ class PeerProcess:
         if not prefix and "--client-mode" not in command and "--host-maddrs" not in command:
             arguments += ["--host-maddrs", LOOPBACK]
         self.process: Any
-        if fork is not None and not (prefix or program or env or python != sys.executable):
-            self.process = fork(arguments, self.log, environment())
+        is_late = all(name.startswith(LATE_VARIABLES) for name in env or ())
+        if fork is not None and is_late and not (prefix or program or python != sys.executable):
+            self.process = fork(arguments, self.log, {**environment(), **(env or {})})
         else:
             self.process = subprocess.Popen(
                 [*prefix, python, *(program or ("-m", "collab_cli")), *arguments],
@@ -121,26 +124,35 @@ class PeerProcess:
         return [entry for entry in entries if kind is None or entry["event"] == kind]
 
     def wait_for(
-        self, kind: str, accept: Callable[[Event], bool] = lambda event: True, *, after: int = 0, timeout_s: float = 90
+        self, kind: str, accept: Callable[[Event], bool] = lambda event: True, *, after: int = 0, timeout_s: float = 180
     ) -> Event:
         """The first event of a kind that is accepted, among those after the first `after` events of the log."""
         deadline = time.monotonic() + timeout_s
+        num_bytes, look_at = 0, 0.0
         while True:
             ended = self.process.poll() is not None
-            for event in self.events()[after:]:
-                if event["event"] == kind and accept(event):
-                    return event
+            if (size := self._log_bytes()) != num_bytes:  # looking costs, and many wait at the same time
+                num_bytes = size
+                for event in self.events()[after:]:
+                    if event["event"] == kind and accept(event):
+                        return event
             if ended or time.monotonic() > deadline:
                 what = f"ended with {self.process.returncode}" if ended else f"not within {timeout_s} s"
                 raise AssertionError(f"{self.state_dir.name}: no {kind!r} event ({what})\n{self.tail()}")
-            self.descendants()
+            if time.monotonic() > look_at:
+                look_at = time.monotonic() + LOOK_EVERY_S
+                self.descendants()
             time.sleep(0.1)
+
+    def _log_bytes(self) -> int:
+        path = self.state_dir / "events.jsonl"
+        return path.stat().st_size if path.exists() else 0
 
     def wait_for_last(self, kind: str) -> Event:
         """The last event of a kind in the log of a peer that has already ended."""
         return self.events(kind)[-1]
 
-    def wait_for_epoch(self, epoch: int, timeout_s: float = 120) -> Event:
+    def wait_for_epoch(self, epoch: int, timeout_s: float = 180) -> Event:
         return self.wait_for("epoch", lambda event: event["epoch"] >= epoch, timeout_s=timeout_s)
 
     def last_epoch(self) -> int:
@@ -191,7 +203,7 @@ class PeerProcess:
         self._output.close()
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
