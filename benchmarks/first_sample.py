@@ -12,16 +12,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import venv
 from pathlib import Path
 from typing import Any
 
+from tests.installing import SOURCE, build_wheel
 from tests.processes import PeerProcess, SwarmOfProcesses
 
-SOURCE = Path(__file__).parents[1]
 PARTS = {
     "start Python, load torch, connect": "reachability",
     "choose a batch size": "tuned",
@@ -33,9 +32,7 @@ PARTS = {
 
 def install(folder: Path) -> Path:
     """A new environment with the wheel of this clone; returns its Python."""
-    build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder / "dist"), str(SOURCE)]
-    subprocess.run(build, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    (wheel,) = (folder / "dist").glob("*.whl")
+    wheel = build_wheel(folder)
     venv.create(folder / "clean", with_pip=True)
     python = folder / "clean" / "bin" / "python"
     constraints = str(SOURCE / "constraints.txt")

@@ -1,14 +1,30 @@
-"""An environment of a test's own, with everything that this one has: packages installed there are nowhere else."""
+"""The wheel of this clone, and environments of a test's own with everything that this one has.
+
+Packages installed there are nowhere else.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
 
+SOURCE = Path(__file__).parents[1]
 SCRIPTS = {"pip": "from pip._internal.cli.main import main", "collab": "from collab_cli.app import main"}
+
+
+def build_wheel(folder: Path) -> Path:
+    """The wheel, from a copy of the sources: what another build leaves in theirs is in nobody's way and in no wheel."""
+    copy = folder / "source"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "site"))
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", str(folder / "wheels"), str(copy)], check=True)
+    (wheel,) = (folder / "wheels").iterdir()
+    return wheel
 
 
 def make_environment(folder: Path) -> dict[str, str]:

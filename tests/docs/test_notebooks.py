@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import nbformat
 import pytest
 from conftest import SwarmOfProcesses
-from installing import make_environment
+from installing import build_wheel, make_environment
 from nbclient import NotebookClient
 from pages import ROOT
 from processes import write_run
@@ -28,11 +26,7 @@ WAIT_S = 150.0
 def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A new environment with a kernel, in which `pip install collab-train` takes the wheel of this source."""
     folder = tmp_path_factory.mktemp("notebooks")
-    wheels = folder / "wheels"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(ROOT)],
-        check=True,
-    )
+    wheel = build_wheel(folder)
     environment = make_environment(folder / "env")
     kernel = folder / "jupyter" / "kernels" / "python3"
     kernel.mkdir(parents=True)
@@ -41,7 +35,7 @@ def wheel_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     return {
         **environment,
         "JUPYTER_PATH": str(folder / "jupyter"),
-        "PIP_FIND_LINKS": str(wheels),
+        "PIP_FIND_LINKS": str(wheel.parent),
         "PIP_FORCE_REINSTALL": "1",  # the source is in sight too, and has the same version
         "PIP_NO_DEPS": "1",
         "PYTHONPATH": "",
