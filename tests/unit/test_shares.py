@@ -126,3 +126,11 @@ def test_what_the_volunteer_says_is_not_measured_again() -> None:
     link.upload.count(10 * MIN_BYTES)
     link.end_round()
     assert link.bandwidth == Bandwidth(download=5.0, upload=6.0)
+
+
+def test_what_took_long_counts_as_having_come_evenly() -> None:
+    """A piece that took ten seconds does not make a link ten times as fast."""
+    meter = Meter(clock=lambda: 100.0)
+    meter.count(10 * MIN_BYTES, 10.0)
+    meter.end_round()
+    assert 0.9 * MIN_BYTES < meter.rate <= MIN_BYTES

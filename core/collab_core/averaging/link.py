@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,16 +27,22 @@ class Meter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._slots: dict[int, int] = {}
+        self._slots: dict[int, float] = {}
         self._peaks: deque[float] = deque(maxlen=NUM_ROUNDS)
+        self._lock = threading.Lock()  # every stream has a thread that counts
 
-    def count(self, num_bytes: int) -> None:
-        slot = int(self._clock() / SLOT_S)
-        self._slots[slot] = self._slots.get(slot, 0) + num_bytes
+    def count(self, num_bytes: int, seconds: float = 0.0) -> None:
+        """So much was carried within the last `seconds`: evenly, as far as anybody knows."""
+        now = self._clock()
+        slots = range(int((now - seconds) / SLOT_S), int(now / SLOT_S) + 1)
+        with self._lock:
+            for slot in slots:
+                self._slots[slot] = self._slots.get(slot, 0.0) + num_bytes / len(slots)
 
     def end_round(self) -> None:
         """Take the peak of what was counted since the last round."""
-        slots, self._slots = self._slots, {}
+        with self._lock:
+            slots, self._slots = self._slots, {}
         if sum(slots.values()) < MIN_BYTES:
             return
         windows = (sum(slots.get(first + number, 0) for number in range(WINDOW_SLOTS)) for first in slots)

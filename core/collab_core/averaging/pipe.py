@@ -1,115 +1,168 @@
-"""A socket that is read straight into memory we already have.
+"""A socket that is read straight into memory we already have, and written straight from it.
 
-asyncio's StreamReader copies every byte three times on its way (measured: a fifth of the network thread's time in a
-round). It still opens the connection; then a Pipe takes over.
+What is long is left to a thread that waits in the kernel until all of it has come or gone. An event loop is woken for
+every piece of it, and asyncio's streams copy each of them on its way: measured, that took as much of a core as the
+arithmetic of a round.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import time
 from collections.abc import Callable
-from typing import cast
 
-DISCARDED_BYTES = 2**17  # at once
+LONG_BYTES = 2**16  # worth a thread
+PIECE_BYTES = 2**20  # carried at once, then counted
+DISCARDED_BYTES = 2**16
+
+Count = Callable[[int, float], None]
+"""Told how many bytes were carried, and within how many seconds; in any thread."""
 
 
-class Pipe(asyncio.BufferedProtocol):
+class Pipe:
     """Both directions of one connection. It reads only when somebody waits for bytes.
+
+    One may read while one writes. The loop's own executor needs room for all pipes at once: one that waits for a
+    thread makes somebody else wait.
 
     Args:
         reader: what may already have received something.
-        writer: whose transport is taken over.
-        on_received: called with the size of whatever arrives.
+        writer: whose socket is taken over.
+        on_received: of whatever arrives.
+        on_sent: of whatever goes.
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_received: Callable[[int], None]
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_received: Count, on_sent: Count
     ) -> None:
-        self._writer, self._on_received = writer, on_received
-        self._transport = cast(asyncio.Transport, writer.transport)
-        self._transport.pause_reading()
+        self._on_received, self._on_sent = on_received, on_sent
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
         self._early = memoryview(bytes(reader._buffer))  # type: ignore[attr-defined]
-        self._target: memoryview | None = None
-        self._filled: asyncio.Future[None] | None = None
-        self._over, self._writable = asyncio.Event(), asyncio.Event()
-        self._writable.set()
-        if reader._eof or self._transport.is_closing():  # type: ignore[attr-defined]
-            self._over.set()
-        self._transport.set_protocol(self)
-        self._transport.set_write_buffer_limits(0)  # what was sent is out of our memory, which can be used again
+        self._socket: socket.socket = writer.get_extra_info("socket").dup()
+        self._socket.setblocking(True)
+        writer.transport.abort()  # which has a descriptor of its own
 
     async def fill(self, target: memoryview) -> None:
         """Receive exactly as much as fits.
 
         Raises:
-            ConnectionResetError: the stream ended before.
+            ConnectionError: the stream ended before.
         """
         num_early = min(len(self._early), len(target))
         target[:num_early] = self._early[:num_early]
         target, self._early = target[num_early:], self._early[num_early:]
-        if not target:
+        if len(target) >= LONG_BYTES:
+            await self._in_thread(_receive_all, target, self._on_received)
             return
-        if self._over.is_set():
-            raise ConnectionResetError
-        self._target, self._filled = target, asyncio.get_running_loop().create_future()
-        self._transport.resume_reading()
-        try:
-            await self._filled
-        finally:
-            self._transport.pause_reading()
-            self._target = self._filled = None
+        while target:
+            num_bytes = await self._receive(target)
+            if not num_bytes:
+                raise ConnectionResetError
+            target = target[num_bytes:]
 
-    async def send(self, data: bytes | memoryview) -> None:
+    async def send(self, data: memoryview) -> None:
         """Returns when the socket has taken all of it.
 
         Raises:
-            ConnectionResetError: nobody is there any more.
+            ConnectionError: nobody is there any more.
         """
-        if not self._over.is_set():
-            self._transport.write(data)
-            await self._writable.wait()
-        if self._over.is_set():
-            raise ConnectionResetError
+        if len(data) >= LONG_BYTES:
+            try:
+                await self._in_thread(_send_all, data, self._on_sent)
+            except asyncio.CancelledError:
+                self.close()  # the thread still reads the memory, which its owner may now change
+                raise
+            return
+        while data:
+            data = data[await self._send(data) :]
 
     async def ended(self) -> None:
         """Wait until the other side has closed the stream; what it still sends is thrown away."""
-        self._transport.resume_reading()
-        await self._over.wait()
+        target = memoryview(bytearray(DISCARDED_BYTES))
+        with contextlib.suppress(ConnectionError):
+            while await self._receive(target):
+                pass
 
     def close(self) -> None:
-        if self._transport.get_write_buffer_size():  # nobody reads it, so closing would wait for ever
-            self._transport.abort()
-        self._writer.close()
-
-    # --- called by the transport ---
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(bytearray(DISCARDED_BYTES)) if self._target is None else self._target
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._on_received(nbytes)
-        if self._target is None:
+        """Whoever waits, here or in a thread, gets a ConnectionError."""
+        if self._socket.fileno() < 0:
             return
-        self._target = self._target[nbytes:]
-        if not self._target:
-            self._transport.pause_reading()
-            if self._filled is not None and not self._filled.done():
-                self._filled.set_result(None)
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        with contextlib.suppress(OSError):  # the other side was quicker
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for ready in self._waiting.values():
+            if not ready.done():
+                ready.set_exception(ConnectionResetError())
 
-    def pause_writing(self) -> None:
-        self._writable.clear()
+    async def _in_thread(
+        self, carry: Callable[[socket.socket, memoryview, Count], None], data: memoryview, count: Count
+    ) -> None:
+        if self._socket.fileno() < 0:
+            raise ConnectionResetError
+        # a descriptor of the thread's own: when this pipe is closed, its number may soon be another socket's
+        await self._loop.run_in_executor(None, carry, self._socket.dup(), data, count)
 
-    def resume_writing(self) -> None:
-        self._writable.set()
+    async def _receive(self, target: memoryview) -> int:
+        """Whatever is there; if nothing is, wait for something. 0 is the end."""
+        while self._socket.fileno() >= 0:
+            try:
+                num_bytes = self._socket.recv_into(target, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                await self._until_ready("read", self._loop.add_reader, self._loop.remove_reader)
+            else:
+                self._on_received(num_bytes, 0.0)
+                return num_bytes
+        raise ConnectionResetError
 
-    def eof_received(self) -> None:
-        self._end()
+    async def _send(self, data: memoryview) -> int:
+        while self._socket.fileno() >= 0:
+            try:
+                num_bytes = self._socket.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                await self._until_ready("write", self._loop.add_writer, self._loop.remove_writer)
+            else:
+                self._on_sent(num_bytes, 0.0)
+                return num_bytes
+        raise ConnectionResetError
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
+    async def _until_ready(self, direction: str, add: Callable[..., None], remove: Callable[..., object]) -> None:
+        ready = self._waiting[direction] = self._loop.create_future()
+        add(self._socket, _wake, ready)
+        try:
+            await ready
+        finally:
+            if self._waiting.get(direction) is ready:  # otherwise somebody else waits by now
+                del self._waiting[direction]
+                if self._socket.fileno() >= 0:
+                    remove(self._socket)
 
-    def _end(self) -> None:
-        self._over.set()
-        self._writable.set()
-        if self._filled is not None and not self._filled.done():
-            self._filled.set_exception(ConnectionResetError())
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _receive_all(own: socket.socket, target: memoryview, count: Count) -> None:
+    with own:
+        while target:
+            start = time.monotonic()
+            num_bytes = own.recv_into(target[:PIECE_BYTES], 0, socket.MSG_WAITALL)
+            if not num_bytes:
+                raise ConnectionResetError
+            count(num_bytes, time.monotonic() - start)
+            target = target[num_bytes:]
+
+
+def _send_all(own: socket.socket, data: memoryview, count: Count) -> None:
+    with own:
+        while data:
+            start = time.monotonic()
+            own.sendall(piece := data[:PIECE_BYTES])
+            count(len(piece), time.monotonic() - start)
+            data = data[len(piece) :]

@@ -22,7 +22,6 @@ from collab_core.averaging.link import Link
 from collab_core.averaging.pipe import Pipe
 
 HEAD = struct.Struct(">BdI")
-PIECE_BYTES = 2**17  # what a socket takes at once: longer writes are copied by the event loop
 
 
 class Kind(enum.IntEnum):
@@ -56,8 +55,8 @@ class PartStream:
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, buffers: Buffers, link: Link
     ) -> None:
-        self._pipe = Pipe(reader, writer, link.download.count)
-        self._buffers, self._link = buffers, link
+        self._pipe = Pipe(reader, writer, link.download.count, link.upload.count)
+        self._buffers = buffers
 
     @classmethod
     async def open(cls, p2p: P2P, peer_id: str, name: str, buffers: Buffers, link: Link) -> PartStream:
@@ -65,12 +64,8 @@ class PartStream:
         return cls(reader, writer, buffers, link)
 
     async def send(self, frame: Frame) -> None:
-        await self._pipe.send(HEAD.pack(frame.kind, frame.weight, len(frame.payload)))
-        view = memoryview(frame.payload)
-        for start in range(0, len(view), PIECE_BYTES):
-            piece = view[start : start + PIECE_BYTES]
-            await self._pipe.send(piece)
-            self._link.upload.count(len(piece))
+        await self._pipe.send(memoryview(HEAD.pack(frame.kind, frame.weight, len(frame.payload))))
+        await self._pipe.send(memoryview(frame.payload))
 
     async def receive(self, num_bytes: int) -> Frame | None:
         """The next frame, whose payload has `num_bytes` or is empty; None if the stream ended.

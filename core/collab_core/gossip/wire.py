@@ -31,7 +31,6 @@ from collab_core.gossip.journal import ID_BYTES
 from collab_core.swarm.record import MAX_EPOCH
 
 HEAD = struct.Struct(">BQ")
-PIECE_BYTES = 2**17  # what a socket takes at once
 MAX_MESSAGE_BYTES = 1024
 SAYING_S = 30.0  # a few bytes; whoever takes none for so long does not read
 
@@ -109,29 +108,30 @@ class Wire:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.bytes_received = self.bytes_sent = 0
-        self._pipe = Pipe(reader, writer, self._count)
+        self._pipe = Pipe(reader, writer, self._count_received, self._count_sent)
 
     @classmethod
     async def open(cls, p2p: P2P, peer_id: str, name: str) -> Wire:
         _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
         return cls(reader, writer)
 
-    def _count(self, num_bytes: int) -> None:
+    def _count_received(self, num_bytes: int, seconds: float) -> None:
         self.bytes_received += num_bytes
+
+    def _count_sent(self, num_bytes: int, seconds: float) -> None:
+        self.bytes_sent += num_bytes
 
     async def say(self, kind: Kind, message: Message | None = None) -> None:
         data = b"" if message is None else message.pack()
-        await asyncio.wait_for(self._pipe.send(HEAD.pack(kind, len(data)) + data), SAYING_S)
+        await asyncio.wait_for(self._pipe.send(memoryview(HEAD.pack(kind, len(data)) + data)), SAYING_S)
 
     async def send_vector(self, values: torch.Tensor, halfway: Callable[[], None] = lambda: None) -> None:
         data = values.contiguous().numpy().data.cast("B")
-        await self._pipe.send(HEAD.pack(Kind.VECTOR, len(data)))
-        pieces = [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
-        for number, piece in enumerate(pieces):
-            if number == len(pieces) // 2:
-                halfway()
-            await self._pipe.send(piece)
-            self.bytes_sent += len(piece)
+        await self._pipe.send(memoryview(HEAD.pack(Kind.VECTOR, len(data))))
+        middle = len(data) // 2
+        await self._pipe.send(data[:middle])
+        halfway()
+        await self._pipe.send(data[middle:])
 
     async def hear(self, *expected: Kind, within_s: float) -> tuple[Kind, bytearray]:
         """The next frame, which is one of these.

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
+MAX_THREADS = 1024  # streams of a round that may be in the middle of something long; they cost nothing until needed
+
 T = TypeVar("T")
 
 
@@ -24,6 +26,7 @@ class Reactor:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._on_error)
+        self._loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(MAX_THREADS, "collab-stream"))
         self._thread = threading.Thread(target=self._run, name="collab-network", daemon=True)
         self._thread.start()
 
