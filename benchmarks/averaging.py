@@ -1,9 +1,9 @@
 """Seconds to average 25 M float32 values held in 200 tensors, between 2 and 4 processes on one machine.
 
 Arms: gloo (no daemon, no encryption, no fault tolerance); the floor (the bytes of one round through libp2p daemons,
-with no arithmetic); stock hivemind; ours. Every arm holds its tensors where it averages them, so nobody's clock has
-copies in or out. hivemind's clock runs from the moment its group is complete to the end of the all-reduce; ours has the
-matchmaking in it.
+with no arithmetic); pipes (the same, carried as our rounds carry their bytes); stock hivemind; ours. Every arm holds
+its tensors where it averages them, so nobody's clock has copies in or out. hivemind's clock runs from the moment its
+group is complete to the end of the all-reduce; ours has the matchmaking in it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SUITE = Suite(
     title="Averaging 25 M values in 200 tensors",
     sizes=(2, 4),
     unit_of_size="processes",
-    arms=("gloo", "floor", "hivemind", "collab"),
+    arms=("gloo", "floor", "pipes", "hivemind", "collab"),
     measure=measure,
-    compared_with=("floor", "hivemind"),
+    compared_with=("floor", "pipes", "hivemind"),
     columns={"same bytes everywhere": _is_identical},
 )

@@ -18,6 +18,7 @@ from collab_core.averaging.reduction import Reduction
 from collab_core.averaging.toolbox import Toolbox
 from collab_core.averaging.wire import PartStream
 from collab_core.run.settings import RunSettings
+from collab_core.swarm.reactor import Reactor
 
 TIMEOUT_S = 60.0
 
@@ -35,16 +36,16 @@ class Table:
         self._settings, self._peer_ids = settings, tuple(peer_ids)
         self._boxes = [Toolbox(settings, lengths) for _ in peer_ids]
         self._link = Link(Bandwidth())
-        self._runner = asyncio.Runner()
+        self._reactor = Reactor()
         self.bytes_sent = 0
         """By all together, in all rounds: payloads, as peers report them."""
 
     def round(self, epoch: int, contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> list[torch.Tensor]:
         """Everyone's average."""
-        return self._runner.run(self._round(epoch, contributions, weights))
+        return self._reactor.run(self._round(epoch, contributions, weights))
 
     def close(self) -> None:
-        self._runner.close()
+        self._reactor.close()
         for box in self._boxes:
             box.thread.shutdown()
 
