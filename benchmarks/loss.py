@@ -167,7 +167,7 @@ class LossSuite:
 
 
 def _links(record: Record) -> Links:
-    links = Links.of(Record.open(record.path.parent / "links.json", is_fresh=False))
+    links = Links.of(Record.open(record.path.parent / "links.json", is_fresh=False, has_times=False))
     if links is None:
         raise SystemExit(
             "What arms cost on a slow link is measured by another suite. First run: python -m benchmarks links"

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+AND = " and "
 PACKAGES = ("collab-train", "hivemind", "torch", "numpy")
 
 Entry = dict[str, Any]
@@ -17,7 +18,7 @@ Entry = dict[str, Any]
 
 @dataclass(slots=True)
 class Record:
-    """The measurements of one suite on one machine with one set of versions."""
+    """The measurements of one suite with one set of versions, on one machine or where it does not matter on several."""
 
     path: Path
     machine: str
@@ -25,14 +26,23 @@ class Record:
     entries: list[Entry] = field(default_factory=list)
 
     @classmethod
-    def open(cls, path: Path, *, is_fresh: bool) -> Record:
-        """Take up earlier measurements, unless they are from another machine or other versions."""
+    def open(cls, path: Path, *, is_fresh: bool, has_times: bool = True) -> Record:
+        """Take up earlier measurements, unless they are from other versions or another machine.
+
+        Args:
+            path: of the JSON.
+            is_fresh: forget earlier ones.
+            has_times: what was measured depends on the machine; otherwise one can go on where another was stopped.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         record = cls(path, _machine(), {name: version(name) for name in PACKAGES})
         if path.exists() and not is_fresh:
             kept = json.loads(path.read_text())
-            if (kept["machine"], kept["versions"]) == (record.machine, record.versions):
+            is_same = kept["machine"] == record.machine
+            if kept["versions"] == record.versions and (is_same or not has_times):
                 record.entries = kept["entries"]
+                machines = {*kept["machine"].split(AND), record.machine}
+                record.machine = AND.join(sorted(machines))
         return record
 
     def describe(self) -> str:

@@ -6,7 +6,7 @@ import hivemind
 import torch
 from hivemind.compression import Float16Compression
 
-from benchmarks.arms.emulated import EpochClock, build_model, pretend_to_work
+from benchmarks.arms.emulated import Device, EpochClock
 from benchmarks.arms.stock import open_dht
 from benchmarks.round_trip import BATCH_SIZE, NUM_BATCHES, NUM_EPOCHS, WIDTH
 from benchmarks.team import Team
@@ -15,7 +15,8 @@ from benchmarks.team import Team
 def main() -> None:
     team, _ = Team.from_argv()
     with open_dht(team) as dht:
-        model = build_model()
+        device = Device()
+        model = device.build_model()
         optimizer = hivemind.Optimizer(
             dht=dht,
             run_id="round",
@@ -35,7 +36,7 @@ def main() -> None:
         batch = torch.randn(BATCH_SIZE, WIDTH)
         while optimizer.local_epoch < NUM_EPOCHS:
             clock.begin(optimizer.local_epoch)
-            pretend_to_work()
+            device.pretend_to_work()
             (model(batch) - batch).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
