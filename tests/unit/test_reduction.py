@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,10 +14,11 @@ import torch
 from collab_core.averaging.buffers import Buffers
 from collab_core.averaging.codecs import CODECS
 from collab_core.averaging.feedback import ErrorFeedback
-from collab_core.averaging.group import MIN_PART_VALUES, MIN_PARTS, Member, name_group
+from collab_core.averaging.group import GROUP_ID_BYTES, MIN_PART_VALUES, MIN_PARTS, Member, name_group
+from collab_core.averaging.link import Link
 from collab_core.averaging.part_sum import Tools
 from collab_core.averaging.reduction import Reduction
-from collab_core.averaging.wire import Frame, Kind
+from collab_core.averaging.wire import HEAD, Frame, Kind, PartStream
 
 NUM_VALUES = 8
 WITHIN_S = 5.0
@@ -62,13 +65,19 @@ def thread() -> Iterator[ThreadPoolExecutor]:
 
 
 class Round(Reduction):
-    """Our side of a round with one other peer, in which we reduce everything."""
+    """Our side of a round with one other peer, in which we reduce everything, or nothing if we connect to it."""
 
-    def __init__(self, thread: ThreadPoolExecutor, num_values: int = NUM_VALUES, timeout_s: float = WITHIN_S) -> None:
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        num_values: int = NUM_VALUES,
+        timeout_s: float = WITHIN_S,
+        connect: Callable[[str], Awaitable[PartStream]] | None = None,
+    ) -> None:
         self.told: list[tuple[str, bool]] = []
         members = [
-            Member(peer_id="me", epoch=0, weight=1.0, norm=3.0, can_reduce=True),
-            Member(peer_id="odd", epoch=0, weight=1.0, norm=1.0, can_reduce=False),
+            Member(peer_id="me", epoch=0, weight=1.0, norm=3.0, can_reduce=connect is None),
+            Member(peer_id="odd", epoch=0, weight=1.0, norm=1.0, can_reduce=connect is not None),
         ]
         super().__init__(
             me="me",
@@ -80,7 +89,7 @@ class Round(Reduction):
             weight_cap=10.0,
             timeout_s=timeout_s,
             patience_s=PATIENCE_S,
-            connect=lambda peer_id: asyncio.get_running_loop().create_future(),
+            connect=connect or (lambda peer_id: asyncio.get_running_loop().create_future()),
             on_refused=lambda peer_id, why, is_lie: self.told.append((why, is_lie)),
             fail_at=None,
         )
@@ -133,3 +142,61 @@ def test_who_does_not_read_its_averages_is_hung_up_on(thread: ThreadPoolExecutor
         return deaf.is_closed
 
     assert asyncio.run(scene())
+
+
+async def open_stream(end: socket.socket) -> PartStream:
+    return PartStream(*await asyncio.open_connection(sock=end), Buffers(), Link())
+
+
+def test_who_hardly_reads_its_averages_does_not_hold_a_thread_for_longer_than_a_round(
+    thread: ThreadPoolExecutor,
+) -> None:
+    num_values, timeout_s = MIN_PARTS * MIN_PART_VALUES, 0.5
+
+    async def trickle(far: asyncio.StreamReader) -> int:
+        """One part in a little less than it is given; how many bytes came before it was hung up on."""
+        num_bytes = 0
+        while received := await far.read(4 * MIN_PART_VALUES):
+            num_bytes += len(received)
+            await asyncio.sleep(1.6 * timeout_s * len(received) / (4 * MIN_PART_VALUES))
+        return num_bytes
+
+    async def scene() -> int:
+        near, far = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=far, limit=2**14)
+        writer.write(HEAD.pack(Kind.PART, 1.0, 4 * MIN_PART_VALUES) + bytes(1000))  # and no more
+        reduction, stream = Round(thread, num_values, timeout_s), await open_stream(near)
+        serving = asyncio.create_task(reduction.serve(stream, "odd"))
+        reading = asyncio.create_task(trickle(reader))
+        await reduction.run()
+        await reduction.drain()
+        await asyncio.gather(serving, return_exceptions=True)
+        num_bytes = await reading
+        writer.close()
+        return num_bytes
+
+    assert asyncio.run(asyncio.wait_for(scene(), 20 * WITHIN_S)) < 0.75 * 4 * num_values
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_round_that_is_cancelled_again_and_again_hangs_up(thread: ThreadPoolExecutor, seed: int) -> None:
+    """As everything is when a peer leaves: a thread that waits for the other side must not outlive it."""
+    lots = random.Random(seed)
+
+    async def scene() -> None:
+        before = asyncio.all_tasks()
+        near, far = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=far)
+        running = asyncio.create_task(Round(thread, 2**17, connect=lambda peer_id: open_stream(near)).run())
+        await reader.readexactly(4 * HEAD.size + GROUP_ID_BYTES + 4 * 2**17)  # everything: it only waits now
+        writer.write(HEAD.pack(Kind.AVERAGE, 0.0, 4 * MIN_PART_VALUES) + bytes(1000))  # and no more
+        await asyncio.sleep(0.05)
+        while not running.done():
+            tasks = list(asyncio.all_tasks() - before)
+            for task in lots.sample(tasks, len(tasks)):
+                task.cancel()
+            await asyncio.sleep(0)
+        await reader.read()
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(scene(), WITHIN_S))

@@ -32,6 +32,9 @@ class Pipe:
         writer: whose socket is taken over.
         on_received: of whatever arrives.
         on_sent: of whatever goes.
+
+    Raises:
+        ConnectionError: it has ended already.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Pipe:
         self._waiting: dict[str, asyncio.Future[None]] = {}
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         self._early = memoryview(bytes(reader._buffer))  # type: ignore[attr-defined]
-        self._socket: socket.socket = writer.get_extra_info("socket").dup()
+        self._socket = _dup(writer.get_extra_info("socket"))
         self._socket.setblocking(True)
         writer.transport.abort()  # which has a descriptor of its own
 
@@ -85,7 +88,7 @@ class Pipe:
         target = memoryview(bytearray(DISCARDED_BYTES))
         with contextlib.suppress(ConnectionError):
             while await self._receive(target):
-                pass
+                await asyncio.sleep(0)  # somebody may never stop
 
     def close(self) -> None:
         """Whoever waits, here or in a thread, gets a ConnectionError."""
@@ -103,10 +106,8 @@ class Pipe:
     async def _in_thread(
         self, carry: Callable[[socket.socket, memoryview, Count], None], data: memoryview, count: Count
     ) -> None:
-        if self._socket.fileno() < 0:
-            raise ConnectionResetError
         # a descriptor of the thread's own: when this pipe is closed, its number may soon be another socket's
-        await self._loop.run_in_executor(None, carry, self._socket.dup(), data, count)
+        await self._loop.run_in_executor(None, carry, _dup(self._socket), data, count)
 
     async def _receive(self, target: memoryview) -> int:
         """Whatever is there; if nothing is, wait for something. 0 is the end."""
@@ -141,6 +142,13 @@ class Pipe:
                 del self._waiting[direction]
                 if self._socket.fileno() >= 0:
                     remove(self._socket)
+
+
+def _dup(original: socket.socket) -> socket.socket:
+    try:
+        return original.dup()
+    except OSError as error:  # closed, or no descriptor is left
+        raise ConnectionResetError(str(error)) from error
 
 
 def _wake(ready: asyncio.Future[None]) -> None:

@@ -94,7 +94,7 @@ class Reduction:
         self._started: set[str] = {me}
         self._received: set[str] = {me}
         """Senders of whom we have everything."""
-        self._serving: set[str] = set()
+        self._serving: dict[str, PartStream] = {}
         self._num_fetched: dict[str, int] = {}
         """Parts of the average that we have, by who reduced them for us."""
         self._is_over = False
@@ -160,12 +160,12 @@ class Reduction:
             self.lost[peer_id] = reason
             raise RoundFailed(f"lost the reducer {peer_id}: {reason}") from e
         finally:
+            if stream is not None:
+                stream.close()  # first: whoever is cancelled twice gets no further than to its next wait
             await decoding.cancel()
             if sending is not None:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
-            if stream is not None:
-                stream.close()
 
     async def _receive_average(self, stream: PartStream, peer_id: str, index: int, part: Part) -> bytearray:
         # a reducer must itself wait for its slowest sender, so it gets twice the time
@@ -263,11 +263,11 @@ class Reduction:
             await self._end(stream, Kind.REFUSED)
             return
         self._started.add(sender)
-        self._serving.add(sender)
+        self._serving[sender] = stream
         try:
             await self._end(stream, await self._answer(stream, sender))
         finally:
-            self._serving.discard(sender)
+            del self._serving[sender]
 
     async def _end(self, stream: PartStream, kind: Kind) -> None:
         if kind is not Kind.END:  # whoever got all averages knows that this is the end
@@ -373,3 +373,7 @@ class Reduction:
         self._is_over = True
         if not self._serving:
             self._reducer.give_back()
+            return
+        await self.served(self._patience_s)  # nobody is without its averages for longer than a round
+        for stream in self._serving.values():
+            stream.close()

@@ -109,12 +109,9 @@ async def serve_streams(p2p: P2P, name: str, buffers: Buffers, link: Link, handl
     """Call `handler(stream, remote peer ID)` for every stream that others open under this name."""
 
     async def handle(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = PartStream(reader, writer, buffers, link)
-        try:
-            await handler(stream, info.peer_id.to_base58())
-        except ConnectionError:
-            return  # whoever left is missed by those who wait for its parts
-        finally:
-            stream.close()
+        with contextlib.suppress(ConnectionError):  # whoever left is missed by those who wait for its parts
+            stream = PartStream(reader, writer, buffers, link)
+            with contextlib.closing(stream):
+                await handler(stream, info.peer_id.to_base58())
 
     await p2p.add_binary_stream_handler(name, handle)

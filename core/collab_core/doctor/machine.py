@@ -14,7 +14,7 @@ from collab_core.doctor.check import BOTH, NONE, Check, Role
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_BYTES = 2**20  # hivemind cannot even be imported without some: its locks are there
-MIN_FILES, GOOD_FILES = 256, 1024  # a socket per peer and direction, besides some hundred of Python's
+MIN_FILES, GOOD_FILES = 256, 1024  # up to three per peer and direction, besides some hundred of Python's
 MIN_DISK_BYTES = 64 * 2**20  # identity, event log, caches
 SYSTEM_BYTES = 700 * 2**20
 """What a peer takes before it has a model: Python, torch and the daemon."""

@@ -212,8 +212,10 @@ class Swarm(Directory):
         if self.node is not None:
             with contextlib.suppress(Exception):  # a goodbye is a courtesy; nobody waits for it
                 self.reactor.run(self.say_goodbye(), timeout_s=GOODBYE_TIMEOUT_S)
-        self.reactor.close()
-        self._transport.stop()
+        try:
+            self.reactor.close()
+        finally:
+            self._transport.stop()  # which also wakes threads that still wait for it
 
     def check_alive(self) -> None:
         """Raise if the daemon died under us, or we are deaf to it: without it nothing works any more."""
