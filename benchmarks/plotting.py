@@ -10,7 +10,7 @@ from typing import Any
 
 GREYS = ("#cbd2d9", "#9aa5b1", "#7b8794", "#52606d", "#323f4b")
 RIVAL = "#e8833a"  # the last that is not ours
-BLUES = ("#2f6fde", "#7aa5ef", "#b7d0f8")
+BLUES = ("#2f6fde", "#7aa5ef", "#b7d0f8", "#173a78")
 OURS = ("collab", "allreduce", "diloco")
 
 
