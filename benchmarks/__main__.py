@@ -59,8 +59,7 @@ def main() -> None:
                 parser.error(f"{name} has no arm {', '.join(sorted(unknown))}; it has {', '.join(suite.arms)}")
             wanted = {*arguments.arms, *suite.compared_with}
             suite = replace(suite, arms=tuple(arm for arm in suite.arms if arm in wanted))
-        has_times = not isinstance(suite, loss.LossSuite)
-        record = Record.open(arguments.output / f"{name}.json", is_fresh=arguments.fresh, has_times=has_times)
+        record = Record.open(arguments.output / f"{name}.json", is_fresh=arguments.fresh, has_times=suite.has_times)
         print(f"\n{name}: {record.describe()}")
         suite.run(record, arguments.repeats)
         print(f"\n{suite.table(record)}")

@@ -34,6 +34,7 @@ class ArchiveSuite:
     """Like the other suites, but what counts most is bytes."""
 
     title = f"Keeping {NUM_KEPT} epochs: bytes, in % of the raw weights"
+    has_times = True
 
     def run(self, record: Record, num_repeats: int) -> None:
         """Every arm in turn, again and again: what the machine does meanwhile hits all of them."""

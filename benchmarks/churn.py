@@ -86,6 +86,7 @@ SUITE = Experiment(
     unit="goodput, %",
     arms=("calm", "churn"),
     measure=measure,
+    has_times=True,
     columns={
         "machines killed": spread("kills", "{:.0f}"),
         "goodput, % (from the start of a process)": spread("value"),

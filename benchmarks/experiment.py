@@ -35,6 +35,8 @@ class Experiment:
     """(arm, seed, length) → what the table wants, and "value"."""
     columns: Mapping[str, Column]
     """Heading → what stands there, from all seeds of one arm and the whole record."""
+    has_times: bool
+    """Whether the figures depend on the machine. If not, one goes on where another was stopped."""
     length: float = 1.0
     """Of every run, relative to the one in the docs."""
     until: float = math.inf

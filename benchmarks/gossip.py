@@ -185,6 +185,7 @@ SUITE = Experiment(
     unit="nats per byte, lower is better",
     arms=("allreduce", "gossip", "converged"),
     measure=measure,
+    has_times=False,
     columns={
         "held-out loss, mean of the peers": spread("value", "{:.4f}"),
         "% above allreduce": _excess,

@@ -64,6 +64,8 @@ def measure_simulated(size: int, num_values: int) -> Entry:
 class GrowthSuite:
     """Like the other suites, but the size is what it is about."""
 
+    has_times = True
+
     def run(self, record: Record, num_repeats: int) -> None:
         for repeat in range(num_repeats):
             for size in PROCESSES:

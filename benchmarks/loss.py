@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import ClassVar
 
 from benchmarks.links import OVERLAP
 from benchmarks.losses.arms import Arm
@@ -44,6 +45,8 @@ MIXES = (0.0, 0.5)
 @dataclass(frozen=True)
 class LossSuite:
     """Tune, then compare."""
+
+    has_times: ClassVar[bool] = False
 
     data: str
     """Which text."""

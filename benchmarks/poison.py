@@ -118,6 +118,7 @@ SUITE = Experiment(
     unit="nats per byte, lower is better",
     arms=("clean", "flip", "random", "nan", "weight", "hidden"),
     measure=measure,
+    has_times=False,
     columns={
         "held-out loss": spread("value", "{:.4f}"),
         "% above clean": _excess,

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from benchmarks.record import Entry, Record
 from benchmarks.team import TeamFailed
@@ -18,6 +19,8 @@ Column = Callable[[list[Entry]], str]
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """One question, asked of several arms at several sizes."""
+
+    has_times: ClassVar[bool] = True
 
     title: str
     sizes: tuple[int, ...]

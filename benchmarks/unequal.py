@@ -84,6 +84,7 @@ SUITE = Experiment(
     unit="samples per second",
     arms=("parts", "together"),
     measure=measure,
+    has_times=True,
     columns={
         "samples per second": spread("value", "{:.2f}"),
         "% of the sum of the parts": _share,
