@@ -91,16 +91,25 @@ class Examination:
         from collab_core.doctor.packages import package_checks
 
         yield from guarded("packages", package_checks)
+        plain: list[Check] = []
         for check in guarded("machine", lambda: machine_checks(self._place())):
-            if self._source is None or check.name != "disk":  # with a run we will know how much it needs
+            if self._source is None or check.name != "disk":
                 yield check
+            else:
+                plain.append(check)  # with a run we may get to know how much it needs
         for check in guarded("device", self._on_device, frozenset({"train"})):
             yield check
             if not check.ok:
                 self._device = "cpu"  # so that the rest can be found out
+        plain += guarded("memory", self._memory)
         if self._source is None:
-            yield from guarded("memory", self._memory)
-        yield from guarded("network", self._on_the_network)
+            yield from plain
+        told = set()
+        for check in guarded("network", self._on_the_network):
+            told.add(check.name)
+            yield check
+        if self._source is not None:
+            yield from (check for check in plain if check.name not in told)
 
     def _place(self) -> Path:
         from collab_core.home import default_home

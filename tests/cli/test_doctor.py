@@ -10,6 +10,10 @@ from pathlib import Path
 from processes import collab, write_run
 
 from collab_core.errors import Code
+from collab_core.run.invite import Invite
+from collab_core.run.keys import FINGERPRINT_BYTES
+
+PEER_ID = "12D3KooWHHzSeKaY8xuZVzkLbKFfvNgPPeKhFBGrMbNzbm5akpqu"
 
 
 def test_a_machine_without_torch_and_with_an_old_hivemind_is_told_so_and_cannot_join(tmp_path: Path) -> None:
@@ -35,6 +39,31 @@ def test_a_machine_without_torch_and_with_an_old_hivemind_is_told_so_and_cannot_
         assert str(Code.MACHINE_UNFIT) in words
         assert "hivemind 1.0.9 is installed" in words
         assert "pip install 'hivemind<1.2,>=1.1.12'" in words
+
+
+def test_a_model_that_is_too_large_for_this_machine(tmp_path: Path) -> None:
+    size = {"task__options__width": 4096, "task__options__layers": 48}
+    done = collab("doctor", str(write_run(tmp_path, **size)), "--json")
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    (memory,) = (check for check in told["checks"] if check["name"] == "memory")
+    assert memory["detail"].startswith("the model has 9,667.6 million parameters and takes about ")
+    assert "are free" in memory["detail"]
+    assert memory["fix"]
+    assert told["can"] == {"train": False, "aux": False}
+
+
+def test_if_nobody_is_there_the_machine_is_examined_all_the_same(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"/ip4/127.0.0.1/tcp/{nobody.getsockname()[1]}/p2p/{PEER_ID}"
+        invite = Invite(run_hash=bytes(32), fingerprint=bytes(FINGERPRINT_BYTES), initial_peers=(address,))
+        done = collab("doctor", invite.encode(), "--json")
+    assert done.returncode == 1, done.stderr
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert {"disk", "memory"} <= found.keys()
+    assert "are free" in found["memory"]["detail"]
+    assert not all(check["ok"] for check in found.values())
 
 
 def test_a_run_whose_task_is_missing_and_whose_port_is_taken(tmp_path: Path) -> None:

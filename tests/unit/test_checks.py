@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collab_core.doctor import BOTH, Check, guarded, possible_roles
+from collab_core.doctor import BOTH, Check, guarded, machine, possible_roles
 from collab_core.doctor.machine import available_memory, disk, open_files, shared_memory
 from collab_core.doctor.packages import package_checks
 from collab_core.errors import Code, TaskError
@@ -59,6 +59,18 @@ def test_a_model_that_does_not_fit_is_measured_without_being_built(monkeypatch: 
     assert memory.rules_out == BOTH
     assert "GB are free" in memory.fix
     assert room.name == "disk"
+
+
+def test_files_that_a_container_has_read_do_not_count_as_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "CGROUPS", ((tmp_path, "memory.max", "memory.current", "inactive_file"),))
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("990000\n")
+    (tmp_path / "memory.stat").write_text("anon 190000\nfile 800000\ninactive_file 700000\nactive_file 100000\n")
+    assert available_memory() == 710_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory() > 1_000_000
 
 
 def test_limits_on_files_and_on_memory_are_seen(tmp_path: Path) -> None:

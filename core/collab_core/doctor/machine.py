@@ -19,9 +19,10 @@ MIN_DISK_BYTES = 64 * 2**20  # identity, event log, caches
 SYSTEM_BYTES = 700 * 2**20
 """What a peer takes before it has a model: Python, torch and the daemon."""
 CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+"""Of both versions: a container's limit, what it uses, and how much of that is files read before."""
 
 
 def machine_checks(state_dir: Path) -> Iterator[Check]:
@@ -97,15 +98,21 @@ def available_memory() -> int:
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         left.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
-    for limit, used in CGROUPS:
-        with contextlib.suppress(OSError, ValueError):  # no such limit, or it is the word "max"
-            left.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    for folder, limit, used, files in CGROUPS:
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no such limit, or it is the word "max"
+            left.append(_left_in(folder, limit, used, files))
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     if address_space != resource.RLIM_INFINITY:
         with contextlib.suppress(OSError, ValueError):
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             left.append(address_space - pages * os.sysconf("SC_PAGE_SIZE"))
     return max(0, min(left))
+
+
+def _left_in(folder: Path, limit: str, used: str, files: str) -> int:
+    """Of a container's memory; what it holds of files is given back when it is needed."""
+    facts = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+    return int((folder / limit).read_text()) - int((folder / used).read_text()) + int(facts[files])
 
 
 def size(num_bytes: float) -> str:
