@@ -30,6 +30,12 @@ from collab_core.run.invite import Invite
 LOOK_S = 1.0
 HOST_S = 120.0
 MAX_LINES = 8
+KILLED = """
+The machine ended this peer, most likely because its memory was full. The others lost nothing but its last samples.
+
+→ Restart the notebook's kernel, to free what else is in memory, and run this cell again; or let fewer samples go
+  through the model at once: options = "--batch-size 4".
+"""
 COLOURS = ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS")
 WIDTH, HEIGHT, MARGIN = 720, 240, 44
 STYLE = "font-family: ui-monospace, monospace; font-size: 13px; white-space: pre-wrap; margin: 0"
@@ -48,10 +54,8 @@ def join(invite: str, *, name: str = "", hours: float = 0, state_dir: str = "", 
     if not invite.strip():
         _show(_words("Paste the invite that the organiser gave you into the form above, and run this cell again."))
         return
-    try:
-        more = shlex.split(options)
-    except ValueError as error:
-        _show(_words(f"The options in the form above cannot be read: {error}."))
+    more = _split(options)
+    if more is None:
         return
     more += [*(["--name", name] if name else []), *(["--hours", str(hours)] if hours else [])]
     peer = Peer(Path(state_dir) if state_dir else _folder_for(invite), "train", invite, *more)
@@ -64,15 +68,22 @@ def join(invite: str, *, name: str = "", hours: float = 0, state_dir: str = "", 
 
 
 def host(run: str = "my-run", *, state_dir: str = "", options: str = "") -> str:
-    """Write a run if there is none, and keep it going beside this notebook; returns its invite."""
+    """Write a run if there is none, and keep it going beside this notebook; returns its invite, or says why not."""
+    more = _split(options)
+    if more is None:
+        return ""
     if not Path(run).exists():
-        subprocess.run([sys.executable, "-m", "collab_cli", "new", run], check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "collab_cli", "new", run]
+        made = subprocess.run(command, capture_output=True, text=True, check=False, env=_plain(os.environ))
+        if made.returncode:
+            _show(_words(made.stderr))
+            return ""
     folder = Path(state_dir or f"collab-aux-{Path(run).name}").absolute()
     invite = folder / "invite"
     if folder in _hosted and _hosted[folder].is_running():  # the cell is run again
         return invite.read_text().strip()
     invite.unlink(missing_ok=True)
-    peer = Peer(folder, "aux", run, "--invite-file", str(invite), *shlex.split(options))
+    peer = Peer(folder, "aux", run, "--invite-file", str(invite), *more)
     deadline = time.monotonic() + HOST_S
     try:
         while peer.is_running() and time.monotonic() < deadline:
@@ -86,6 +97,15 @@ def host(run: str = "my-run", *, state_dir: str = "", options: str = "") -> str:
     peer.stop()
     _show(_words(peer.output()))
     return ""
+
+
+def _split(options: str) -> list[str] | None:
+    """As a shell does; None if they cannot be, which is said."""
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        _show(_words(f"The options cannot be read: {error}."))
+        return None
 
 
 def _folder_for(invite: str) -> Path:
@@ -160,6 +180,8 @@ class Peer:
         """Where the run is, the curve of the loss, and the last things that happened, as HTML."""
         events = self.events()
         done = [event for event in events if event["event"] in ("epoch", "round") and event["loss"] is not None]
+        if not self.is_running() and self._process.returncode == -signal.SIGKILL:
+            return _words(self.output() + KILLED)
         if not events or (not self.is_running() and self._process.returncode):
             return _words(self.output() or "Starting…")
         newest = itertools.islice(filter(None, map(describe, reversed(events))), MAX_LINES)

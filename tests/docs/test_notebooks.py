@@ -19,6 +19,7 @@ from pages import ROOT
 from processes import write_run
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+COLAB, KAGGLE, SOLO = NOTEBOOKS
 WAIT_S = 150.0
 
 
@@ -86,9 +87,9 @@ def test_all_three_contribute_to_a_run(
     for name, value in wheel_environment.items():
         monkeypatch.setenv(name, value)
     log = aux.state_dir / "events.jsonl"
-    kaggle = read(ROOT / "notebooks" / "collab-kaggle.ipynb", invite=invite, name="kaggler")
-    colab = read(ROOT / "notebooks" / "collab-colab.ipynb", invite=invite, name="colaber")
-    solo = read(ROOT / "notebooks" / "collab-solo.ipynb")
+    kaggle = read(KAGGLE, invite=invite, name="kaggler")
+    colab = read(COLAB, invite=invite, name="colaber")
+    solo = read(SOLO)
     alone = tmp_path / "solo"
 
     async def all_at_once() -> None:
@@ -113,12 +114,33 @@ def test_a_missing_or_wrong_invite_ends_in_words(
 ) -> None:
     for name, value in wheel_environment.items():
         monkeypatch.setenv(name, value)
-    forms = {"": "Paste the invite", "collab1_nonsense": "COLLAB-11"}
-    path = ROOT / "notebooks" / "collab-colab.ipynb"
-    for invite, words in forms.items():
-        notebook = read(path, invite=invite)
-        asyncio.run(run(notebook, tmp_path / "words", lambda: False))
+    wrong = [
+        (read(COLAB, invite=""), "Paste the invite"),
+        (read(COLAB, invite="collab1_nonsense"), "COLLAB-11"),
+        (read(KAGGLE, invite="collab1_nonsense"), "COLLAB-11"),
+        (read(SOLO), "A run cannot be named 'My Run'"),
+    ]
+    (hosting,) = (cell for cell in wrong[-1][0].cells if "host(" in cell.source)
+    hosting.source = hosting.source.replace('"my-run"', '"My Run"')
+    for number, (notebook, words) in enumerate(wrong):
+        asyncio.run(run(notebook, tmp_path / str(number), lambda: False))
         assert words in text_of(notebook), text_of(notebook)
+        assert "Traceback" not in text_of(notebook)
+
+
+@pytest.mark.timeout(200)
+def test_who_could_not_install_collab_is_told_what_to_do(
+    wheel_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No wheel is to be found, and this clone's own sources are out of sight."""
+    (tmp_path / "collab_cli.py").write_text("raise ModuleNotFoundError(name=__name__)\n")
+    for name, value in {**wheel_environment, "PIP_FIND_LINKS": "", "PYTHONPATH": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    for path in NOTEBOOKS:
+        notebook = read(path)
+        asyncio.run(run(notebook, tmp_path / path.stem, lambda: False))
+        assert "No matching distribution found for collab-train" in text_of(notebook)
+        assert "put the wheel" in text_of(notebook).replace("its wheel", "the wheel")
         assert "Traceback" not in text_of(notebook)
 
 
