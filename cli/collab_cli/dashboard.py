@@ -9,13 +9,15 @@ import typer
 from rich.markup import escape
 
 from collab_cli import options
-from collab_cli.failures import errors_in_words
+from collab_cli.failures import errors_in_words, show_error
 from collab_cli.guest import visit
 from collab_cli.stopping import Stopping
 from collab_cli.terminal import Terminal
+from collab_core.errors import CollabError
 
 if TYPE_CHECKING:
-    pass
+    from collab_core.run import Invite, RunFolder
+    from collab_core.session import Session
 
 LOOK_S = 2.0
 
@@ -43,7 +45,7 @@ def dashboard(
         place = Place.parse(listen, "--listen")
         taken = stack.enter_context(place.bind("--listen"))
         with console.status("Asking the swarm…"):
-            sessions = [stack.enter_context(visit(source, initial_peers)) for source in sources]
+            sessions = _visit_all(stack, sources, initial_peers)
         watches = [watch_as_guest(session) for session in sessions]
         with Dashboard(watches, taken, is_local=place.is_local) as served:
             names = ", ".join(session.manifest.settings.name for session in sessions)
@@ -53,3 +55,20 @@ def dashboard(
             while not stop.wait(LOOK_S):
                 for session in sessions:
                     session.swarm.check_alive()
+
+
+def _visit_all(
+    stack: contextlib.ExitStack, sources: list[Invite | RunFolder], initial_peers: list[str] | None
+) -> list[Session]:
+    """As a guest of every run that can be reached; the others are named, unless there are no others."""
+    sessions, failures = [], []
+    for source in sources:
+        try:
+            sessions.append(stack.enter_context(visit(source, initial_peers)))
+        except CollabError as error:
+            failures.append(error)
+    if not sessions:
+        raise failures[0]
+    for failure in failures:
+        show_error(failure)
+    return sessions

@@ -13,6 +13,7 @@ from collab_cli.guest import visit
 from collab_cli.lines import EventLines
 from collab_cli.stopping import Stopping
 from collab_cli.terminal import Terminal, print_json
+from collab_core.errors import Code, ConfigError, StateError
 
 if TYPE_CHECKING:
     import threading
@@ -21,14 +22,19 @@ if TYPE_CHECKING:
     from collab_core.state.replica import Replica
 
 LOOK_S = 4.0
+NUM_TOKENS = 120
 
 
 def sample(
     run: Annotated[str, typer.Argument(help="The run's invite, or its folder with --initial-peers.", metavar="INVITE")],
     prompt: Annotated[str | None, typer.Option(help="How the text begins. Default: whatever the task shows.")] = None,
-    num_tokens: Annotated[int, typer.Option("--tokens", min=1, max=10_000, help="How many tokens follow.")] = 120,
-    temperature: Annotated[float, typer.Option(min=0, max=10, help="0 always takes the likeliest token.")] = 0.7,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another text.")] = 0,
+    num_tokens: Annotated[
+        int | None, typer.Option("--tokens", min=1, max=10_000, help="How many tokens follow. Default: 120.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=10, help="0 always takes the likeliest token. Default: 0.7.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Another seed, another text. Default: 0.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     initial_peers: options.InitialPeers = None,
     verbose: options.Verbose = False,
@@ -37,11 +43,17 @@ def sample(
     with errors_in_words(verbose=verbose), Stopping() as stopping:
         err = Terminal(stderr=True)
         source = options.read_source(run)
+        how = {"--tokens": num_tokens, "--temperature": temperature, "--seed": seed}
+        if prompt is None and (given := [option for option, value in how.items() if value is not None]):
+            raise ConfigError(
+                Code.BAD_OPTION,
+                f"{' and '.join(given)} can only be used with --prompt.",
+                fix="Say how the text begins, for example --prompt 'The '.",
+            )
         with err.status("Asking the swarm…"):
-            from collab_core.errors import Code, ConfigError
             from collab_core.session import with_assets
             from collab_trainer import load_task, new_replica
-            from collab_trainer.generating import Generation, can_complete
+            from collab_trainer.generating import TEMPERATURE, Generation, can_complete
         with visit(source, initial_peers) as looking:
             session = with_assets(looking)
             lines = EventLines(err)
@@ -60,7 +72,11 @@ def sample(
             take_state(session, replica, stopping.when_asked())
             stopping.at_once()
             replica.layout.write(model, replica.values)
-        generation = Generation(num_tokens=num_tokens, temperature=temperature, seed=seed)
+        generation = Generation(
+            num_tokens=num_tokens or NUM_TOKENS,
+            temperature=TEMPERATURE if temperature is None else temperature,
+            seed=seed or 0,
+        )
         complete = getattr(task, "complete", None)
         text = task.sample(model) if prompt is None or complete is None else complete(model, prompt, generation)
         if as_json:
@@ -72,7 +88,6 @@ def sample(
 
 def take_state(session: Session, replica: Replica, stop: threading.Event) -> None:
     """Make the replica what the run has now."""
-    from collab_core.errors import Code, ConfigError, StateError
     from collab_core.holding import Holding
     from collab_core.outlook import Outlook
 

@@ -66,6 +66,11 @@ def test_a_wrong_or_cut_off_invite(command: str, text: str, code: int) -> None:
     assert_refused(collab(command, text), code)
 
 
+def test_how_a_text_goes_on_is_of_no_use_without_its_beginning() -> None:
+    refused = collab("sample", invite_to(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"), "--tokens", "5", "--seed", "1")
+    assert_refused(refused, 108, "--tokens and --seed can only be used with --prompt", "--prompt 'The '")
+
+
 def test_a_dashboard_that_cannot_be_served_is_said_before_anything_begins(tmp_path: Path) -> None:
     invite = invite_to(f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}")
     assert_refused(collab("dashboard", invite, "--listen", "somewhere"), 108, "--listen 127.0.0.1:8420")
