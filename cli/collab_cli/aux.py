@@ -86,6 +86,7 @@ def aux(
             from collab_core.library import Library
             from collab_core.peer import PeerConfig
             from collab_core.session import open_session
+            from collab_core.swarm.addresses import host_and_port
             from collab_trainer import evaluator, load_task, model_files, new_replica, prepare, writer
 
             torch.set_num_threads(1)  # the update is elementwise and short; the cores belong to the network
@@ -139,7 +140,11 @@ def aux(
         invite = session.invite().encode()
         if invite_file is not None:
             replace_file(invite_file.absolute(), invite.encode() + b"\n")
-        put_into_page(source, invite, console)
+        live = None
+        if dashboard is not None and not place.is_local:
+            host = next(filter(None, map(host_and_port, session.invite().initial_peers)), (place.host, 0))[0]
+            live = f"http://{Place(host, taken.getsockname()[1])}/"
+        put_into_page(source, invite, live, console)
         console.print(f"\nRun [bold]{settings.name}[/bold], {session.manifest.run_id[:16]}. Others join with:\n")
         console.print(f"collab train {invite}", style="bold cyan", soft_wrap=True)
         what = "; the state is kept" if as_active_peer and not is_gossip else ""
@@ -147,15 +152,18 @@ def aux(
         peer.run()
 
 
-def put_into_page(source: Invite | RunFolder, invite: str, console: Console) -> None:
-    """The organiser's page to join by gets the invite; if that fails, the run goes on without it."""
+def put_into_page(source: Invite | RunFolder, invite: str, live: str | None, console: Console) -> None:
+    """The organiser's page to join by gets the invite, and the address of a dashboard that everyone may see.
+
+    If that fails, the run goes on without it.
+    """
     from collab_core.errors import StateError
     from collab_core.run import Invite
 
     if isinstance(source, Invite):
         return
     try:
-        if source.tell_invite(invite):
+        if source.tell_invite(invite, live):
             console.print(f"\nThe invite is in [bold]{source.join_file}[/bold], a page for people to join by.")
     except StateError as error:
         console.print(f"{source.join_file} does not have the invite: {error}", style="yellow")

@@ -58,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_new_run_has_a_page_to_join_by(tmp_path: Path) -> None:
     files = template_files("green-otter", Template.TINY_GPT)
     run = RunFolder.create(tmp_path / "run", run_template("green-otter", Template.TINY_GPT), files)
-    assert run.tell_invite("collab1_abcdef")
+    assert run.tell_invite("collab1_abcdef", "http://192.0.2.1:8420/")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"],
         cwd=run.path,
@@ -70,6 +70,7 @@ def test_a_new_run_has_a_page_to_join_by(tmp_path: Path) -> None:
     page = (run.path / "public" / "index.html").read_text()
     assert "Join green-otter</h1>" in page
     assert "collab train collab1_abcdef" in re.sub("<[^>]*>", "", page)
+    assert '<a href="http://192.0.2.1:8420/">' in page
     assert all(not is_external(link) for link in Html(page).loads)
     for template, needed in ((Template.CAUSAL_LM, "--data-dir"), (Template.CUSTOM, "pip install green-otter-task")):
         assert needed in template_files("green-otter", template)["join.md"].decode()

@@ -64,6 +64,11 @@ def test_the_join_page_gets_every_new_invite_and_the_rest_of_it_stays(tmp_path: 
         assert folder.tell_invite(invite)
         assert folder.join_file.read_text() == page.replace("collab1_…", invite) + "Bring tea.\n"
         assert not folder.tell_invite(invite), "nothing to do"
+    for live in ("http://192.0.2.1:8420/", "http://[2001:db8::1]:8421/"):
+        assert folder.tell_invite(invite, live)
+        assert folder.join_file.read_text().count("**Live:** <") == 1
+        assert f"**Live:** <{live}>\n" in folder.join_file.read_text()
+        assert not folder.tell_invite(invite, live)
     folder.join_file.unlink()
     assert not folder.tell_invite("collab1_abc")
     assert not folder.join_file.exists(), "who took it away does not want it"

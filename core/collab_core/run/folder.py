@@ -23,6 +23,7 @@ KEY_FILE = "organiser.key"
 MANIFEST_FILE = "manifest.json"
 JOIN_FILE = "join.md"
 ASSETS_FOLDER = "assets"
+LIVE_LINE = re.compile(rb"^(?:<!-- live: .*-->|\*\*Live:\*\* <[^>]*>)$", re.MULTILINE)
 ANY_INVITE = re.compile(PREFIX.encode() + "(?:…|[A-Za-z0-9_-]+)".encode())
 
 
@@ -95,8 +96,12 @@ class RunFolder:
         """The organiser's key; only the organiser's own copy of the folder has it."""
         return OrganiserKey.load(self.key_file)
 
-    def tell_invite(self, invite: str) -> bool:
+    def tell_invite(self, invite: str, live: str | None = None) -> bool:
         """Put the invite wherever one stands in the page people join by; False if there was nothing to do.
+
+        Args:
+            invite: as people type it.
+            live: address of a dashboard that everyone may see, for the line that has one or is meant for it.
 
         Raises:
             StateError: STATE_DIR_UNWRITABLE.
@@ -104,6 +109,8 @@ class RunFolder:
         with _said_in_words(self.path):
             text = self.join_file.read_bytes() if self.join_file.is_file() else b""
             told = ANY_INVITE.sub(invite.encode(), text)
+            if live is not None:
+                told = LIVE_LINE.sub(f"**Live:** <{live}>".encode(), told)
             if told == text:
                 return False
             replace_file(self.join_file, told)
