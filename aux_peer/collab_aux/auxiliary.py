@@ -9,9 +9,10 @@ from typing import Any
 from collab_aux.archivist import Archivist, Evaluate, Facts
 from collab_aux.checkpointer import Checkpointer
 from collab_aux.sampler import Sampler, Write
+from collab_aux.telling import tell_swarm
 from collab_core.averaging.round import RoundRequest
 from collab_core.checkpoints.statement import may_checkpoint
-from collab_core.overview import survey
+from collab_core.overview import Overview, survey
 from collab_core.peer import Peer
 from collab_core.state.snapshot import Snapshot
 
@@ -85,21 +86,11 @@ class Auxiliary(Peer):
         if self._archivist is not None:
             self._archivist.close()
 
-    def _trainers_loss(self) -> float | None:
-        return survey(self.outlook.others(), self.manifest).loss
+    def _survey(self) -> Overview:
+        return survey(self.outlook.others(), self.manifest)
 
-    def _tell_swarm(self) -> None:
-        """How everyone does, for whoever looks at the log later: our own part of an epoch says nothing of it."""
-        seen = survey(self.outlook.others(), self.manifest)
-        self.events.write(
-            "swarm",
-            epoch=self.replica.epoch,
-            loss=seen.loss,
-            samples=self.holding.history_samples,
-            samples_per_second=round(seen.samples_per_second, 2),
-            trainers=len(seen.trainers),
-            peers=len(seen.peers) + 1,
-        )
+    def _trainers_loss(self) -> float | None:
+        return self._survey().loss
 
     def run_epoch(self) -> None:
         """Average (sending nothing), update, verify: each epoch's state without downloading it."""
@@ -109,7 +100,7 @@ class Auxiliary(Peer):
             return
         self.update(average)
         self.verify()
-        self._tell_swarm()
+        tell_swarm(self.events, self._survey(), epoch=self.replica.epoch, samples=self.holding.history_samples)
 
     def assist(self) -> None:
         """Reduce in one round of whatever epoch the others are at, keeping nothing."""
@@ -141,5 +132,7 @@ class Auxiliary(Peer):
             deadline = time.monotonic() + NEWS_S
             while not is_over() and time.monotonic() < deadline:
                 time.sleep(IDLE_S)
+            seen = self._survey()
+            tell_swarm(self.events, seen, epoch=seen.epoch, samples=seen.samples)
         elif outcome.failure:
             self.stop.wait(IDLE_S)

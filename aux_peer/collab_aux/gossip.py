@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from collab_aux.telling import tell_swarm
+from collab_core.overview import survey
 from collab_core.session import Session
 
 LOOK_S = 0.5
@@ -25,8 +27,13 @@ class GossipAuxiliary:
 
     def run(self) -> None:
         """Help until stopped; `enter` comes first."""
+        told = 0
         try:
             while not self.stop.wait(LOOK_S):
                 self.swarm.check_alive()
+                seen = survey(self.swarm.peers(), self._session.manifest)
+                if seen.epoch > told and seen.trainers:
+                    told = seen.epoch
+                    tell_swarm(self.events, seen, epoch=told, samples=seen.samples)
         finally:
             self.events.write("left", role="aux", epoch=0, root=None, samples=0, loss=None)

@@ -36,7 +36,7 @@ class RunView:
     Args:
         session: our place in the run.
         state: the epoch of our own model, which may be ahead of what was verified; None for whoever only looks.
-        past: events of earlier visits of this peer.
+        past: events of earlier visits of this peer to this run.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RunView:
         self._samples_before: int | None = None
         self._is_gossip = self._settings.strategy.name == "gossip"
         for event in past:
-            if event["event"] in ("epoch", "round") and event["loss"] is not None:
+            if event["event"] in ("epoch", "round") and event.get("loss") is not None:
                 self._curve.add(event["epoch"], event["loss"])
 
     def __call__(self, event: Mapping[str, Any]) -> None:
@@ -213,7 +213,7 @@ def showing(session: Session, console: Console, lines: EventLines, state: Callab
     if not console.is_terminal:
         yield
         return
-    view = RunView(session, state, session.events.past())
+    view = RunView(session, state, session.events.past(session.manifest.run_id))
     session.events.listen(view)
     lines.hidden = IN_VIEW
     with Live(view, console=console, refresh_per_second=LOOKS_PER_SECOND, transient=True):

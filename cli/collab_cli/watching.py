@@ -31,7 +31,7 @@ def watch_as_auxiliary(session: Session, task: Task | None, archive: Path | None
         facts=_facts(session, task),
         archive=None if archive is None else _own_archive(archive),
     )
-    watch.follow(session.events, session.folder.events)
+    watch.follow(session.events)
     return watch
 
 

@@ -41,8 +41,8 @@ class Overview:
 
     @property
     def samples(self) -> int:
-        """Behind the state everyone should have."""
-        return max(self.tip.samples, 0)
+        """Behind the state everyone should have; where there is none, what the trainers say they gave."""
+        return max(self.tip.samples, 0) or sum(peer.record.samples for peer in self.trainers)
 
 
 def survey(peers: Sequence[Peer], manifest: Manifest) -> Overview:

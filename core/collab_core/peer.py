@@ -11,6 +11,7 @@ import torch
 
 from collab_core.averaging.averager import ExactAverager
 from collab_core.averaging.faults import FailAt
+from collab_core.averaging.group import MAX_RATE
 from collab_core.averaging.link import Bandwidth
 from collab_core.averaging.round import RoundOutcome, RoundRequest
 from collab_core.holding import Holding
@@ -222,6 +223,14 @@ class Peer:
         if not self.holding.update(average, own_samples=own, all_samples=int(outcome.weight)):
             self.averager.forget_feedback()  # what nobody applied should not come back later
         self.averager.give_back(average)
+        self._tell_link()
+
+    def _tell_link(self) -> None:
+        """What our link carries, for those who look on; said anew only when it is something else."""
+        link = self.averager.bandwidth
+        told = {"upload": _roughly(link.upload), "download": _roughly(link.download)}
+        if (self.swarm.record.upload, self.swarm.record.download) != (told["upload"], told["download"]):
+            self.swarm.publish(**told)
 
     def verify(self) -> None:
         """Publish the root of what we now have, off this thread. Never waits: `standing` notices a mismatch later."""
@@ -273,3 +282,8 @@ class Peer:
         deadline = time.monotonic() + self.settings.strategy.matchmaking_time_s
         while self.holding.standing() is Standing.CURRENT and time.monotonic() < deadline and not self.stop.is_set():
             time.sleep(NEWS_PAUSE_S)
+
+
+def _roughly(rate: float) -> float:
+    """With two digits: nobody wants to hear of every change."""
+    return float(f"{min(rate, MAX_RATE):.2g}")

@@ -25,7 +25,12 @@ METRICS: tuple[tuple[str, str, str, Callable[[RunView], Value]], ...] = (
     ("collab_last_epoch_time_seconds", "gauge", "When the last epoch ended.", lambda run: run.progress.since),
     ("collab_archive_versions", "gauge", "Versions in the archive.", lambda run: _of(run.archive, "num_versions")),
     ("collab_archive_bytes", "gauge", "Size of the archive.", lambda run: _of(run.archive, "stored_bytes")),
-    ("collab_checkpoint_epoch", "gauge", "The newest checkpoint.", lambda run: _of(run.checkpoint, "epoch")),
+    (
+        "collab_checkpoint_epoch",
+        "gauge",
+        "The newest checkpoint.",
+        lambda run: _of(next(iter(run.checkpoints), None), "epoch"),
+    ),
 )
 
 

@@ -38,6 +38,9 @@ class PeerView(BaseModel):
     """What it says it contributed to finished epochs."""
     epoch_samples: int
     samples_per_second: float
+    upload: float
+    """Bytes per second that its link carries, as far as it knows; 0: unknown."""
+    download: float
     loss: float | None = None
     distance: float | None = None
     """In a gossip run: how far its model is from the others'."""
@@ -120,7 +123,7 @@ class ArchiveView(BaseModel):
 
 
 class CheckpointView(BaseModel):
-    """The newest whole state on the Hub, or wherever the run keeps them."""
+    """A whole state on the Hub, or wherever the run keeps them."""
 
     epoch: int
     root: str
@@ -180,7 +183,8 @@ class RunView(BaseModel):
     peers: dict[str, PeerView]
     leaderboard: Leaderboard
     archive: ArchiveView | None
-    checkpoint: CheckpointView | None
+    checkpoints: list[CheckpointView]
+    """Newest first; as far as the auxiliary's log, or whoever looks on, has seen them."""
     texts: list[SampleView]
     """What the model wrote over time, oldest first; only where an auxiliary serves the page, and the task can do so."""
     events: dict[int, EventView]

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from collab_core.overview import Overview, survey
@@ -17,7 +16,6 @@ from collab_core.state.claims import is_trusted
 from collab_core.swarm import Peer
 from collab_core.telemetry import EventLog
 from collab_dashboard.history import Series
-from collab_dashboard.log import read_log
 from collab_dashboard.shapes import (
     ArchiveView,
     CheckpointView,
@@ -39,6 +37,7 @@ MAX_POINTS = 600
 MAX_HELD_OUT = 200
 MAX_EVENTS = 150
 MAX_TEXTS = 12
+MAX_CHECKPOINTS = 12
 MAX_TEXT_CHARS = 1200
 MAX_PEERS = 300  # in the table
 MAX_REMEMBERED = 600  # peers that are gone among them
@@ -102,16 +101,17 @@ class RunWatch:
     _epoch: int = -1
     _epoch_since: float = field(default_factory=time.time)
     _kept_out: set[tuple[str, int]] = field(default_factory=set)
-    _checkpoint: int = -1
+    _checkpoints: dict[int, CheckpointView] = field(default_factory=dict)
+    """By epoch."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     # --- the log of the peer we sit in ---
 
-    def follow(self, events: EventLog, path: Path) -> None:
+    def follow(self, events: EventLog) -> None:
         """Take up what this peer's log tells of the past, and everything it tells from now on."""
         now = time.time()
         events.listen(self.hear)
-        for event in read_log(path, self.manifest.run_id):
+        for event in events.past(self.manifest.run_id):
             if event["time"] < now:
                 self.hear(event)
 
@@ -152,9 +152,17 @@ class RunWatch:
                 samples = self._samples.get(epoch, max(self._samples.values(), default=0))
                 if math.isfinite(loss):
                     self._held_out.add(event["time"], Measured(epoch, samples, loss))
+            case "checkpoint" if "revision" in event:
+                self._keep_checkpoint(int(event["epoch"]), str(event["root"]), str(event["revision"]))
             case "sampled":
                 text = str(event["text"])[:MAX_TEXT_CHARS]
                 self._texts.append(SampleView(epoch=int(event["epoch"]), time=float(event["time"]), text=text))
+
+    def _keep_checkpoint(self, epoch: int, root: str, revision: str) -> None:
+        place = self.manifest.settings.checkpoints.remote
+        self._checkpoints[epoch] = CheckpointView(epoch=epoch, root=root, revision=revision, place=place)
+        for old in sorted(self._checkpoints)[:-MAX_CHECKPOINTS]:
+            del self._checkpoints[old]
 
     # --- the swarm ---
 
@@ -190,9 +198,15 @@ class RunWatch:
             self._epoch_since = now
             self._epoch = seen.epoch
         if seen.peers:
-            samples = self._samples_so_far(seen)
-            point = Point(seen.epoch, samples, seen.loss, round(seen.samples_per_second, 2), len(seen.trainers))
+            point = Point(seen.epoch, seen.samples, seen.loss, round(seen.samples_per_second, 2), len(seen.trainers))
             self._points.add(now, point)
+        note = seen.checkpoint
+        if note is not None and note.epoch not in self._checkpoints:
+            place = self.manifest.settings.checkpoints.remote
+            if self.own is None:
+                self.hear({"time": now, "event": "checkpoint", "place": place, **note.model_dump()})
+            else:  # our own log tells of those that are ours
+                self._keep_checkpoint(note.epoch, note.root, note.revision)
         if self.own is None:
             self._tell_news(seen, now)
 
@@ -206,10 +220,6 @@ class RunWatch:
         for peer_id in {who for who, _ in self._kept_out} - set(seen.kept_out):
             self.hear({"time": now, "event": "released", "name": self._name(peer_id)})
         self._kept_out = kept_out
-        if seen.checkpoint is not None and seen.checkpoint.epoch > self._checkpoint:
-            self._checkpoint = seen.checkpoint.epoch
-            place = self.manifest.settings.checkpoints.remote
-            self.hear({"time": now, "event": "checkpoint", "epoch": self._checkpoint, "place": place})
 
     def _name(self, peer_id: str) -> str:
         return self._seen[peer_id].peer.record.name if peer_id in self._seen else peer_id[-8:]
@@ -217,16 +227,12 @@ class RunWatch:
     def _label(self, peer: Peer) -> str:
         return peer.record.name if self.name_of is None else self.name_of(peer.peer_id)
 
-    def _samples_so_far(self, seen: Overview) -> int:
-        return seen.samples or sum(peer.record.samples for peer in seen.trainers)
-
     # --- in the API's shapes ---
 
     def _view(self, seen: Overview, now: float) -> RunView:
         settings = self.manifest.settings
         tone, words = state_in_words(seen, settings, now - self._epoch_since)
         held_out = self._held_out.last
-        note = seen.checkpoint
         listed = sorted(self._seen.values(), key=lambda one: (one.is_gone, -one.last_seen))[:MAX_PEERS]
         return RunView(
             run_id=self.manifest.run_id,
@@ -240,7 +246,7 @@ class RunWatch:
             epoch=seen.epoch,
             max_epochs=settings.limits.max_epochs,
             model_root=seen.tip.root or None,
-            samples=self._samples_so_far(seen),
+            samples=seen.samples,
             tokens_per_sample=self.facts.tokens_per_sample,
             loss=seen.loss,
             held_out_loss=None if held_out is None else held_out.loss,
@@ -254,7 +260,7 @@ class RunWatch:
             peers={one.peer.peer_id: self._peer(one, seen, now) for one in listed},
             leaderboard=self._leaderboard(),
             archive=self.archived,
-            checkpoint=None if note is None else CheckpointView(**note.model_dump(), place=settings.checkpoints.remote),
+            checkpoints=[self._checkpoints[epoch] for epoch in sorted(self._checkpoints, reverse=True)],
             texts=list(self._texts),
             events=dict(self._events),
             invite=self.invite(),
@@ -281,6 +287,8 @@ class RunWatch:
             samples=record.samples,
             epoch_samples=record.epoch_samples,
             samples_per_second=round(record.samples_per_second, 2),
+            upload=record.upload,
+            download=record.download,
             loss=record.loss,
             distance=None if record.gossip is None else record.gossip.distance,
             is_organisers=is_trusted(peer_id, record, self.manifest),

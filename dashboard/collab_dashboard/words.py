@@ -9,6 +9,7 @@ from collab_core.run.settings import RunSettings
 from collab_dashboard.shapes import Tone
 
 STALLED_S = 60.0
+STALLED = 3.0  # times what the epoch should take at the speed that peers tell
 
 
 def state_in_words(seen: Overview, settings: RunSettings, epoch_age_s: float) -> tuple[Tone, str]:
@@ -35,7 +36,8 @@ def state_in_words(seen: Overview, settings: RunSettings, epoch_age_s: float) ->
         return "good", f"{who} at work, each on a model of its own; two at a time meet. Round {seen.epoch + 1}."
     if all(peer.record.phase == "joining" for peer in seen.trainers):
         return "waiting", f"{who} {_verb(seen.trainers, 'is', 'are')} joining and fetching the state."
-    if epoch_age_s > STALLED_S:
+    expected_s = seen.target / seen.samples_per_second if seen.samples_per_second else 0.0
+    if epoch_age_s > max(STALLED_S, STALLED * expected_s):
         minutes = int(epoch_age_s // 60)
         return "waiting", f"Epoch {seen.epoch + 1} takes long: nothing for {count(minutes, 'minute')}. {who} at work."
     if any(peer.record.phase == "averaging" for peer in seen.trainers):

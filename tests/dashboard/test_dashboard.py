@@ -17,14 +17,16 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from collab_core.errors import Code, CollabError
+from collab_core.overview import survey
 from collab_dashboard import Dashboard, Place, RunWatch, broadcast
+from collab_dashboard.words import state_in_words
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path, more="[limits]\nmax_epochs = 40\n")
     made.add("harbour", "aux", phase="serving", history_samples=768)
-    made.add("first", loss=2.0, samples=500, samples_per_second=10.0, epoch_samples=100)
+    made.add("first", loss=2.0, samples=500, samples_per_second=10.0, epoch_samples=100, upload=2.5e6, download=1e7)
     made.add("<script>", loss=4.0, samples=268, samples_per_second=5.0, epoch_samples=28, mode="client")
     made.speak()
     yield made
@@ -58,6 +60,8 @@ def test_the_api_tells_what_the_records_say(shown: Dashboard, stage: Stage) -> N
     assert peers["harbour"]["is_organisers"]
     assert not peers["first"]["is_organisers"]
     assert (peers["<script>"]["link"], peers["first"]["state"]) == ("client", "newest")
+    links = {name: (peer["upload"], peer["download"]) for name, peer in peers.items()}
+    assert (links["first"], links["<script>"]) == ((2.5e6, 1e7), (0, 0))
     assert [row["name"] for row in run["leaderboard"]["rows"]] == ["first", "<script>"]
     points = get(shown.url + "api/runs/staged/history").json["points"]
     assert [1, 768, 3.0, 15.0, 2] in points.values()
@@ -88,6 +92,17 @@ def test_who_left_stays_in_the_table_as_gone(stage: Stage, watch: RunWatch) -> N
     assert "first (trainer) left: said goodbye." in [event.text for event in run.events.values()]
 
 
+def test_an_epoch_takes_long_only_beside_what_it_should_take(stage: Stage) -> None:
+    settings = stage.manifest.settings
+
+    def tone_after(seconds: float) -> str:
+        return state_in_words(survey(stage.directory.peers(), stage.manifest), settings, seconds)[0]
+
+    assert (tone_after(59), tone_after(61)) == ("good", "waiting")  # 256 samples at 15 per second
+    stage.speak(samples_per_second=0.5)  # a slow run: over four minutes each
+    assert (tone_after(700), tone_after(800)) == ("good", "waiting")
+
+
 def test_a_restarted_auxiliary_knows_the_past_from_its_log(stage: Stage) -> None:
     start = time.time() - 2000
     me = {"event": "joined", "name": "harbour", "role": "aux", "epoch": 0, "root": None}
@@ -102,6 +117,9 @@ def test_a_restarted_auxiliary_knows_the_past_from_its_log(stage: Stage) -> None
         past.append({**when, "event": "epoch", "members": {"first": 60, "second": 40}, "lost": {}})
     for loss in (1.25, math.nan):
         past.append({"time": start + 1001, "event": "evaluated", "epoch": 1000, "held_out_loss": loss})
+    for epoch in range(100, 1001, 50):
+        what = {"epoch": epoch, "root": "cd" * 32, "revision": f"revision {epoch}", "place": "ada/run", "seconds": 1.0}
+        past.append({"time": start + epoch, "event": "checkpoint", **what})
     past.append({"time": start + 1002, "event": "swarm", "epoch": "junk"})
     stage.log.write_text("".join(json.dumps(event) + "\n" for event in past) + '{"cut')
     watch = RunWatch(
@@ -110,7 +128,7 @@ def test_a_restarted_auxiliary_knows_the_past_from_its_log(stage: Stage) -> None
         peers=stage.directory.peers,
         own=lambda: stage.directory.peers()[0],
     )
-    watch.follow(stage.events, stage.log)
+    watch.follow(stage.events)
     run = watch.look()
     epochs = [point.epoch for point in run.history.points.values()]
     assert 300 <= len(epochs) <= 600
@@ -119,6 +137,7 @@ def test_a_restarted_auxiliary_knows_the_past_from_its_log(stage: Stage) -> None
     assert [tuple(one) for one in run.history.held_out.values()] == [(1000, 100_000, 1.25)]
     assert [(row.name, row.samples) for row in run.leaderboard.rows] == [("first", 60_000), ("second", 40_000)]
     assert run.leaderboard.counted_by == "auxiliary"
+    assert [one.revision for one in run.checkpoints] == [f"revision {epoch}" for epoch in range(1000, 400, -50)]
     assert "stranger" not in json.dumps([event.text for event in run.events.values()])
 
 
@@ -176,6 +195,17 @@ def test_other_web_pages_cannot_read_along(shown: Dashboard) -> None:
     answer = get(shown.url + "api/runs", Host="evil.example")
     assert (answer.status, b"only for the machine" in answer.body) == (421, True)
     assert "access-control-allow-origin" not in get(shown.url + "api/runs", Origin="http://evil.example").headers
+
+
+def test_a_web_server_in_front_passes_on_by_which_name_it_was_asked(watch: RunWatch) -> None:
+    with serve(watch, is_local=False) as served:
+        until(lambda: get(served.url + "api/runs", Host="runs.example").status == 200, "the server")
+        port = int(served.url.rsplit(":", 1)[1].strip("/"))
+        with (
+            socket.create_connection(("127.0.0.1", port)) as through,
+            connect("ws://runs.example/ws", sock=through, origin="https://runs.example") as heard,  # type: ignore[arg-type]
+        ):
+            assert "runs" in json.loads(heard.recv(timeout=10))
 
 
 def test_nothing_can_be_changed_and_every_answer_has_its_guards(shown: Dashboard) -> None:

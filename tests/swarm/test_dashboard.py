@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from conftest import SwarmOfProcesses
 from playwright.sync_api import Browser, Locator, Page, expect
-from processes import wait_until, write_run
+from processes import environment, wait_until, write_run
+
+from collab_core.run.invite import Invite
 
 HOSTILE = Path(__file__).parent / "hostile_peer.py"
 NAME = "<script>alert(1)</script>"
+PEER = "12D3KooWQ1fJeFovNaRwDh47pzWPTNdRpBTBG4cEwHsVNs1Td9au"
 SILENCE_MS = 30_000  # a record lives for 12 s, and this machine is busy
 
 
@@ -24,7 +30,7 @@ def test_the_page_shows_a_swarm_as_it_is(swarm: SwarmOfProcesses, browser: Brows
     assert found is not None
     url = found[0]
     swarm.trainer("first", "--name", NAME)
-    swarm.trainer("second", "--name", "second")
+    second = swarm.trainer("second", "--name", "second", "--bandwidth", "80/20")
     liar = swarm.trainer("liar", "--name", "liar", env={"HOSTILE": "nan"}, program=(str(HOSTILE),))
 
     context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
@@ -56,7 +62,12 @@ def test_the_page_shows_a_swarm_as_it_is(swarm: SwarmOfProcesses, browser: Brows
     expect(row).to_contain_text("kept out until epoch", timeout=60_000)
     expect(row).to_contain_text("not finite")
     before = colour(page, row.locator("b"))
+    other = page.locator("#peers tr", has=page.get_by_text("second", exact=True))
+    expect(other).to_have_attribute("data-presence", "here")
+    expect(other).to_contain_text("trainer · direct · ↓ 80 ↑ 20 Mbit/s")
+    before_it_died = colour(page, other.locator("b"))
     liar.kill()
+    second.kill()
 
     # meanwhile: the invite, both themes, a phone
     page.get_by_role("button", name="Copy the command").click()
@@ -76,6 +87,8 @@ def test_the_page_shows_a_swarm_as_it_is(swarm: SwarmOfProcesses, browser: Brows
 
     expect(row).to_have_attribute("data-presence", "gone", timeout=SILENCE_MS)
     assert colour(page, row.locator("b")) != before
+    expect(other).to_have_attribute("data-presence", "gone", timeout=SILENCE_MS)
+    assert colour(page, other.locator("b")) != before_it_died
     expect(page.locator("#timeline")).to_contain_text("liar (trainer) left: silent for 12 s.")
 
     assert [address for address in asked if address.partition("//")[2].partition("/")[0] != url[7:-1]] == []
@@ -85,6 +98,25 @@ def test_the_page_shows_a_swarm_as_it_is(swarm: SwarmOfProcesses, browser: Brows
     assert aux.stop() == 0
     expect(page.get_by_role("alert")).not_to_be_empty()
     context.close()
+
+
+def test_a_run_that_is_not_there_does_not_hide_the_others(swarm: SwarmOfProcesses, tmp_path: Path) -> None:
+    swarm.aux(write_run(tmp_path))
+    address = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
+    nowhere = Invite(run_hash=bytes(32), fingerprint=bytes(16), initial_peers=(address,), name="nowhere").encode()
+    command = [sys.executable, "-m", "collab_cli", "dashboard", nowhere, swarm.invite(), "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+    ) as looking:
+        assert looking.stdout is not None
+        told = ""
+        while "Showing" not in told and (line := looking.stdout.readline()):
+            told += line
+        looking.send_signal(signal.SIGINT)
+        assert looking.wait(20) == 0
+    assert "COLLAB-" in told, told
+    assert "127.0.0.1" in told.partition("Showing")[0]
+    assert "Showing test-run at http://127.0.0.1:" in told
 
 
 def epoch_of(page: Page) -> int:

@@ -45,6 +45,7 @@ def test_trainers_go_on_without_the_first_peer_and_end_by_themselves_with_nearly
     trainers = [swarm.trainer(name) for name in ("first", "second", "third")]
     for trainer in trainers:
         trainer.wait_for("met")
+    assert aux.wait_for("swarm")["trainers"] > 0
     aux.kill()
     killed_at = last_round(trainers[0])
 

@@ -180,6 +180,7 @@ def test_an_auxiliary_that_only_reduces_holds_no_state(swarm: SwarmOfProcesses, 
     # while one trainer was alone it reduced its own: only with two is there something to do for others
     assisted = aux.wait_for("assisted", lambda event: len(event["members"]) == 2)
     assert assisted["bytes_sent"] > 0
+    assert aux.wait_for("swarm", lambda event: event["epoch"] > assisted["epoch"])["trainers"] == 2
     report = json.loads(collab("status", swarm.invite(), "--json").stdout)
     assert [peer["model_root"] for peer in report["peers"] if peer["role"] == "aux"] == [None]
     assert_same_history(*trainers)

@@ -42,6 +42,8 @@ TYPICAL: bytes = msgpack.packb(
         "epochs": 10,
         "seconds": 400,
         "samples_per_second": 80.0,
+        "upload": 2.5e6,
+        "download": 1.2e7,
         "loss": 2.0,
         "addresses": ["/ip4/192.168.0.1/tcp/31330/p2p/12D3KooW"],
         "grant": "",

@@ -123,6 +123,9 @@ class PeerRecord(BaseModel):
     seconds: Count = 0
     """How long it was here for them."""
     samples_per_second: Rate = 0.0
+    upload: Rate = 0.0
+    """Bytes per second that its link carries, as far as it knows; 0: unknown."""
+    download: Rate = 0.0
     loss: Loss | None = None
     addresses: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=8)] = []
     grant: Annotated[str, Field(max_length=128)] = ""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 MAX_UNHEARD = 100
-MAX_PAST_BYTES = 4 * 2**20
+MAX_PAST_BYTES = 16 * 2**20
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -57,18 +56,31 @@ class EventLog:
         for listener in self._listeners:
             listener(entry)
 
-    def past(self, max_bytes: int = MAX_PAST_BYTES) -> Iterator[dict[str, Any]]:
-        """What happened so far, in earlier visits too; of a long log only the end."""
-        with open(self._path, "rb") as file:
-            start = max(file.seek(0, os.SEEK_END) - max_bytes, 0)
-            file.seek(start)
-            if start:
-                file.readline()  # the rest of a line
-            for line in file:
-                with contextlib.suppress(ValueError):  # the last line of a peer that was killed
-                    entry = json.loads(line)
-                    if isinstance(entry, dict) and "event" in entry:
-                        yield entry
+    def past(self, run_id: str) -> list[dict[str, Any]]:
+        """What happened so far in this run, in earlier visits too; of a long log only the end."""
+        try:
+            with open(self._path, "rb") as file:
+                start = max(file.seek(0, os.SEEK_END) - MAX_PAST_BYTES, 0)
+                file.seek(start)
+                lines = file.read().splitlines()[1 if start else 0 :]
+        except OSError:
+            return []  # without a past, then
+        found: list[dict[str, Any]] = []
+        is_ours = True
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # cut off when the peer was killed, or the disk full
+            if not isinstance(entry, dict) or not isinstance(entry.get("time"), float | int) or "event" not in entry:
+                continue
+            if entry["event"] == "joined":
+                is_ours, was_ours = entry.get("run_id") == run_id, is_ours
+                if is_ours and not was_ours:
+                    found = []
+            if is_ours:
+                found.append(entry)
+        return found
 
     def close(self) -> None:
         with self._lock:

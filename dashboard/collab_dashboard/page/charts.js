@@ -39,7 +39,7 @@ export class Chart {
   // data: {points: [[x, y]], dots: [[x, y]], floor, fromZero, isStep, xText, yText, tell: index → text, summary}
   show(data) {
     this.data = data;
-    if (this.at !== null) this.at = Math.min(this.at, data.points.length - 1);
+    if (this.at !== null) this.at = data.points.length ? Math.min(this.at, data.points.length - 1) : null;
     this.draw();
   }
 

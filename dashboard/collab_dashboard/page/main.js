@@ -1,5 +1,5 @@
 // Listens to the server, keeps the document up to date, and has its parts drawn.
-import { showBoard, showCharts, showHead, showJoin, showKept, showPeers, showRuns, showTexts, showTimeline } from "./parts.js";
+import { showBoard, showCharts, showHead, showJoin, showKept, showPeers, showRevisions, showRuns, showTexts, showTimeline } from "./parts.js";
 
 const MAX_PAUSE_S = 30;
 const QUIET_S = 12; // the server speaks every second
@@ -85,6 +85,7 @@ function show() {
   showTimeline(run, isWholeTimeline);
   showBoard(run);
   showKept(run);
+  showRevisions(run);
   showTexts(run);
   showJoin(run);
   if (!document.hidden) showCharts(run, chosenAxis());

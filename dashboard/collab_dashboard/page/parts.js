@@ -195,6 +195,11 @@ function peerOrder(a, b) {
     || b.samples - a.samples || (a.peer_id < b.peer_id ? -1 : 1);
 }
 
+function speedOfLink(peer) {
+  const directions = [["↓", peer.download], ["↑", peer.upload]].filter(([, rate]) => rate > 0);
+  return directions.length ? `${directions.map(([arrow, rate]) => `${arrow} ${compact((8 * rate) / 1e6)}`).join(" ")} Mbit/s` : "";
+}
+
 function makePeer() {
   const cells = {
     dot: make("i", "dot"), name: make("b"), tag: make("span", "tag"), sub: make("span", "sub"),
@@ -228,7 +233,7 @@ export function showPeers(run, now) {
     const tag = peer.is_this ? "serves this page" : peer.is_organisers ? "organiser’s" : "";
     say(cells.tag, tag);
     cells.tag.hidden = !tag;
-    say(cells.sub, `${peer.role === "aux" ? "auxiliary" : "trainer"} · ${peer.link} · ${peer.version}`);
+    say(cells.sub, [peer.role === "aux" ? "auxiliary" : "trainer", peer.link, speedOfLink(peer), peer.version].filter(Boolean).join(" · "));
     const presence = peer.presence === "gone" ? "gone" : peer.presence === "silent" ? "silent" : DOING[peer.phase] ?? peer.phase;
     say(cells.doing, peer.quarantined ? `kept out until epoch ${peer.quarantined.until_epoch}` : presence);
     say(cells.why, peer.quarantined ? peer.quarantined.reason : "");
@@ -288,10 +293,10 @@ export function showKept(run) {
     const size = run.archive.stored_bytes == null ? "" : `, ${bytes(run.archive.stored_bytes)}`;
     facts.push(["Archive", `${plural(run.archive.num_versions, "version")}${size}`]);
   }
-  if (run.checkpoint) {
-    facts.push(["Checkpoint", `epoch ${run.checkpoint.epoch}`]);
-    facts.push(["Revision", run.checkpoint.revision]);
-    if (run.checkpoint.place) facts.push(["In", run.checkpoint.place]);
+  const [newest] = run.checkpoints;
+  if (newest) {
+    facts.push(["Checkpoint", `epoch ${newest.epoch}${newest.place ? `, in ${newest.place}` : ""}`]);
+    facts.push(["Revision", newest.revision]);
   }
   if (!facts.length) facts.push(["Nothing", "is kept yet, as far as can be seen from here"]);
   keyed(byId("kept"), facts.flatMap(([name, value]) => [["dt", name, name], ["dd", name, value]]),
@@ -301,6 +306,14 @@ export function showKept(run) {
     say(element, version.epoch == null ? version.root.slice(0, 8) : `epoch ${version.epoch}`);
     const losses = [["loss", version.loss], ["held-out loss", version.held_out_loss]].filter(([, loss]) => loss != null);
     set(element, "title", [version.root.slice(0, 16), ...losses.map(([what, loss]) => `${what} ${fixed(loss)}`)].join(", "));
+  });
+}
+
+export function showRevisions(run) {
+  byId("revisions-title").hidden = run.checkpoints.length < 2;
+  keyed(byId("revisions"), run.checkpoints.length < 2 ? [] : run.checkpoints, (one) => one.revision, () => make("li"), (element, one) => {
+    say(element, `epoch ${one.epoch} · ${one.revision.slice(0, 8)}`);
+    set(element, "title", `revision ${one.revision}, root ${one.root.slice(0, 16)}`);
   });
 }
 
@@ -317,12 +330,12 @@ export function showTexts(run) {
 
 export function showJoin(run) {
   say(byId("command"), `collab train ${run.invite}`);
-  const address = `api/runs/${run.run_id}/invite.svg`;
   const picture = byId("qr");
-  if (picture.getAttribute("src") !== address) {
+  if (picture.dataset.invite !== run.invite) {  // another run, or one with other addresses than before
+    picture.dataset.invite = run.invite;
     picture.hidden = false;
     picture.onerror = () => { picture.hidden = true; };
-    picture.src = address;
+    picture.src = `api/runs/${run.run_id}/invite.svg?${Date.now()}`;
   }
 }
 
