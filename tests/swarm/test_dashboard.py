@@ -78,10 +78,12 @@ def test_the_page_shows_a_swarm_as_it_is(swarm: SwarmOfProcesses, browser: Brows
     paper = colour(page, page.locator("body"), "background-color")
     page.get_by_role("button", name="Switch between light and dark").press("Enter")
     assert colour(page, page.locator("body"), "background-color") != paper
+    assert serious(page) == []
     page.set_viewport_size({"width": 375, "height": 812})
     assert page.evaluate("document.documentElement.scrollWidth") == 375, "nothing sticks out at the side"
     assert serious(page) == []
     page.get_by_role("button", name="Switch between light and dark").press("Enter")
+    assert serious(page) == []
     page.get_by_role("img", name="Loss. From").press("End")
     expect(page.locator("#loss-reading")).to_contain_text("loss")
 
@@ -93,6 +95,11 @@ def test_the_page_shows_a_swarm_as_it_is(swarm: SwarmOfProcesses, browser: Brows
 
     assert [address for address in asked if address.partition("//")[2].partition("/")[0] != url[7:-1]] == []
     assert faults == []
+
+    about = context.new_page()
+    about.goto(f"{url}api")
+    assert serious(about) == []
+    about.close()
 
     # the auxiliary ends: the page says so
     assert aux.stop() == 0
