@@ -197,7 +197,7 @@ function peerOrder(a, b) {
 
 function speedOfLink(peer) {
   const directions = [["↓", peer.download], ["↑", peer.upload]].filter(([, rate]) => rate > 0);
-  return directions.length ? `${directions.map(([arrow, rate]) => `${arrow} ${compact((8 * rate) / 1e6)}`).join(" ")} Mbit/s` : "";
+  return directions.length ? `${directions.map(([arrow, rate]) => `${arrow} ${compact((8 * rate) / 1e6)}`).join(" ")} Mbit/s`.replaceAll(" ", "\u00a0") : "";
 }
 
 function makePeer() {
