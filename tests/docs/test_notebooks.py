@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import nbformat
 import pytest
 from conftest import SwarmOfProcesses
 from installing import build_wheel, make_environment
+from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
 from pages import ROOT
 from processes import write_run
@@ -63,13 +65,20 @@ def text_of(notebook: Any) -> str:
 async def run(notebook: Any, folder: Path, has_contributed: Callable[[], bool]) -> None:
     """From top to bottom; once it has contributed somebody presses Stop."""
     folder.mkdir(exist_ok=True)
-    client = NotebookClient(notebook, timeout=WAIT_S, resources={"metadata": {"path": str(folder)}})
-    running = asyncio.ensure_future(client.async_execute())
-    while not running.done() and not has_contributed():
-        await asyncio.sleep(0.2)
-    if not running.done():
-        await client.km.interrupt_kernel()
-    await running
+    with tempfile.TemporaryDirectory(prefix="kernel-") as sockets:
+        # by TCP a kernel gets ports that were free a moment ago, and another test may have them by then
+        kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/socket")
+        where = {"metadata": {"path": str(folder)}}
+        client = NotebookClient(notebook, km=kernel, timeout=WAIT_S, resources=where)
+        running = asyncio.ensure_future(client.async_execute())
+        try:
+            while not running.done() and not has_contributed():
+                await asyncio.sleep(0.2)
+            if not running.done():
+                await kernel.interrupt_kernel()
+            await running
+        finally:
+            await kernel.shutdown_kernel(now=True)
 
 
 def contributors(events: Path) -> set[str]:
