@@ -201,7 +201,8 @@ class RunWatch:
             point = Point(seen.epoch, seen.samples, seen.loss, round(seen.samples_per_second, 2), len(seen.trainers))
             self._points.add(now, point)
         note = seen.checkpoint
-        if note is not None and note.epoch not in self._checkpoints:
+        known = None if note is None else self._checkpoints.get(note.epoch)
+        if note is not None and (known is None or known.revision != note.revision):
             place = self.manifest.settings.checkpoints.remote
             if self.own is None:
                 self.hear({"time": now, "event": "checkpoint", "place": place, **note.model_dump()})

@@ -69,6 +69,8 @@ def test_the_join_page_gets_every_new_invite_and_the_rest_of_it_stays(tmp_path: 
         assert folder.join_file.read_text().count("**Live:** <") == 1
         assert f"**Live:** <{live}>\n" in folder.join_file.read_text()
         assert not folder.tell_invite(invite, live)
+    folder.join_file.write_text(folder.join_file.read_text().replace(live, "https://runs.example/"))
+    assert not folder.tell_invite(invite, live), "a web server in front of it has another address"
     folder.join_file.unlink()
     assert not folder.tell_invite("collab1_abc")
     assert not folder.join_file.exists(), "who took it away does not want it"

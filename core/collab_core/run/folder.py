@@ -23,7 +23,8 @@ KEY_FILE = "organiser.key"
 MANIFEST_FILE = "manifest.json"
 JOIN_FILE = "join.md"
 ASSETS_FOLDER = "assets"
-LIVE_LINE = re.compile(rb"^(?:<!-- live: .*-->|\*\*Live:\*\* <[^>]*>)$", re.MULTILINE)
+LIVE_LINE = re.compile(rb"^(?:<!-- live: .*-->|\*\*Live:\*\* <http://[^>/]*:\d+/>)$", re.MULTILINE)
+"""Meant for the dashboard's address, or with one that we put there: another, of a web server in front of it, stays."""
 ANY_INVITE = re.compile(PREFIX.encode() + "(?:…|[A-Za-z0-9_-]+)".encode())
 
 

@@ -311,7 +311,7 @@ export function showKept(run) {
 
 export function showRevisions(run) {
   byId("revisions-title").hidden = run.checkpoints.length < 2;
-  keyed(byId("revisions"), run.checkpoints.length < 2 ? [] : run.checkpoints, (one) => one.revision, () => make("li"), (element, one) => {
+  keyed(byId("revisions"), run.checkpoints.length < 2 ? [] : run.checkpoints, (one) => one.epoch, () => make("li"), (element, one) => {
     say(element, `epoch ${one.epoch} · ${one.revision.slice(0, 8)}`);
     set(element, "title", `revision ${one.revision}, root ${one.root.slice(0, 16)}`);
   });
