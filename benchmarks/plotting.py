@@ -41,10 +41,14 @@ def bars(groups: Mapping[str, Mapping[str, list[float]]], *, title: str, unit: s
     width = 0.8 / len(arms)
     with figure_with(rows=1, columns=1, size=(8, 3.4), path=path) as (figure, ((axes,),)):
         for number, arm in enumerate(arms):
+            label: str | None = arm
             for position, values in enumerate(group[arm] for group in groups.values()):
+                if not values:  # it was given up
+                    continue
                 x = position + (number - (len(arms) - 1) / 2) * width
                 median = statistics.median(values)
-                axes.bar(x, median, width * 0.9, color=colours[arm], label=arm if position == 0 else None)
+                axes.bar(x, median, width * 0.9, color=colours[arm], label=label)
+                label = None
                 axes.plot([x] * len(values), values, ".", color="black", markersize=3, alpha=0.6)
                 axes.annotate(f"{median:.3g}", (x, max(values)), ha="center", va="bottom", fontsize=7)
         axes.set_xticks(range(len(groups)), list(groups))

@@ -60,7 +60,10 @@ class Record:
         return [entry for entry in self.entries if key.items() <= entry.items()]
 
     def seconds(self, arm: str, size: int) -> list[float]:
-        return [entry["seconds"] for entry in self.entries_of(arm=arm, size=size)]
+        return [entry["seconds"] for entry in self.entries_of(arm=arm, size=size) if "seconds" in entry]
+
+    def has_given_up(self, arm: str, size: int) -> bool:
+        return any("seconds" not in entry for entry in self.entries_of(arm=arm, size=size))
 
 
 def _machine() -> str:

@@ -45,7 +45,7 @@ class Links:
         """None if something is missing."""
         costs = {}
         for arm in (*SAME_NAME, *OVERLAPPING.values()):
-            entries = record.entries_of(arm=arm, size=MBIT)
+            entries = [entry for entry in record.entries_of(arm=arm, size=MBIT) if "seconds" in entry]
             if not entries and arm == MAY_BE_MISSING:
                 continue
             if not entries:
