@@ -27,7 +27,7 @@ from benchmarks.losses.training import train
 from benchmarks.record import Entry, Record
 from collab_core.state.layout import Layout
 
-LEARNING_RATES = (2e-3, 4e-3, 8e-3, 16e-3)
+LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
 FAMILIES = {
     "synchronous": Arm(name="ddp", kind="ddp"),
     "local": Arm(name="diloco none", kind="diloco", outer_lr=1.0, momentum=0.5),
