@@ -27,14 +27,18 @@ from benchmarks.losses.training import train
 from benchmarks.record import Entry, Record
 from collab_core.state.layout import Layout
 
-LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
+LEARNING_RATES = (2e-3, 4e-3, 8e-3)  # to begin with
 FAMILIES = {
-    "synchronous": Arm(name="ddp", kind="ddp"),
-    "local": Arm(name="diloco none", kind="diloco", outer_lr=1.0, momentum=0.5),
+    "synchronous": Arm(name="DDP", kind="ddp"),
+    "diloco": Arm(name="diloco none", kind="diloco", outer_lr=1.0, momentum=0.7),
+    "alone": Arm(name="alone", kind="alone"),
+    "fedavg": Arm(name="Flower FedAvg", kind="fedavg"),
+    "gossip": Arm(name="gossip", kind="gossip"),
 }
-OUTERS = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.5), (1.0, 0.3), (1.0, 0.0), (1.5, 0.0))
+"""Arms that step alike share a learning rate: a codec is compared with what it is a codec of."""
+OUTERS = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.7), (1.0, 0.5), (1.0, 0.3), (1.0, 0.0), (1.5, 0.5), (1.5, 0.0))
 OTHER_LOCAL_STEPS = (25, 100, 200)
-TOPK_LRS = (1.5, 2.0)
+TOPK_LRS = (1.5, 2.0, 3.0)
 FEW_KEPT = 64  # as published, for models a thousand times as large
 FIRST = ("DDP", "diloco none", "diloco int4", "diloco topk", "diloco int4, overlap", "diloco topk, overlap")
 """What the suite is about, more than about the others."""
@@ -58,7 +62,10 @@ class LossSuite:
     def run(self, record: Record, num_repeats: int) -> None:
         _links(record)
         # what is tuned first decides with what the next stage is tuned
-        self._train_all(record, [(replace(arm, lr=rate), 0) for arm in FAMILIES.values() for rate in LEARNING_RATES])
+        while missing := [
+            arm for family in FAMILIES for arm in self._rates(record, family) if not self._has(record, arm)
+        ]:
+            self._train_all(record, [(arm, 0) for arm in missing])
         self._train_all(record, [(arm, 0) for arm in self._outers(record)])
         self._train_all(record, [(arm, 0) for arm in [*self._topks(record), *self._overlapping(record)]])
         self._train_all(record, [(arm, 0) for arm in self.swept(record)])
@@ -67,22 +74,24 @@ class LossSuite:
 
     def arms(self, record: Record) -> list[Arm]:
         """Everyone who is compared, tuned."""
-        synchronous, local = (self._best_rate(record, family) for family in FAMILIES)
+        ddp, alone, fedavg, gossip = (
+            self._best(record, self._rates(record, family)) for family in ("synchronous", "alone", "fedavg", "gossip")
+        )
         plain = self._best(record, self._outers(record))
         topk = self._best(record, self._topks(record))
         overlapping = self._best(record, self._overlapping(record))
         return [
-            Arm(name="alone", kind="alone", lr=local),
-            Arm(name="DDP", kind="ddp", lr=synchronous),
-            Arm(name="hivemind.Optimizer", kind="hivemind", lr=synchronous, codec="fp16"),
-            Arm(name="Flower FedAvg", kind="fedavg", lr=local),
-            Arm(name="allreduce fp16", kind="allreduce", lr=synchronous, codec="fp16"),
+            alone,
+            ddp,
+            Arm(name="hivemind.Optimizer", kind="hivemind", lr=ddp.lr, codec="fp16"),
+            fedavg,
+            Arm(name="allreduce fp16", kind="allreduce", lr=ddp.lr, codec="fp16"),
             *(replace(plain, name=f"diloco {codec}", codec=codec) for codec in ("none", "fp16", "int8", "int4")),
             replace(topk, name="diloco topk"),
             replace(overlapping, name="diloco int4, overlap"),
             replace(overlapping, name="diloco int4, overlap, H 100", local_steps=100),
             replace(topk, name="diloco topk, overlap", overlap=OVERLAP, mix=overlapping.mix),
-            Arm(name="gossip", kind="gossip", lr=local),
+            gossip,
         ]
 
     def swept(self, record: Record) -> list[Arm]:
@@ -94,7 +103,7 @@ class LossSuite:
     # --- what is tuned ---
 
     def _outers(self, record: Record) -> list[Arm]:
-        plain = replace(FAMILIES["local"], lr=self._best_rate(record, "local"))
+        plain = self._best(record, self._rates(record, "diloco"))
         return [replace(plain, outer_lr=outer, momentum=momentum) for outer, momentum in OUTERS]
 
     def _topks(self, record: Record) -> list[Arm]:
@@ -105,12 +114,25 @@ class LossSuite:
         plain = self._best(record, self._outers(record))
         return [replace(plain, codec="int4", overlap=OVERLAP, mix=mix) for mix in MIXES]
 
-    def _best_rate(self, record: Record, family: str) -> float:
-        return self._best(record, [replace(FAMILIES[family], lr=rate) for rate in LEARNING_RATES]).lr
+    def _rates(self, record: Record, family: str) -> list[Arm]:
+        """All that are to be tried: beyond the first ones, as long as the lowest or the highest is the best."""
+        arms = [replace(FAMILIES[family], lr=rate) for rate in LEARNING_RATES]
+        while all(self._has(record, arm) for arm in arms):
+            best = self._best(record, arms)
+            if best is arms[0]:
+                arms.insert(0, replace(best, lr=best.lr / 2))
+            elif best is arms[-1]:
+                arms.append(replace(best, lr=best.lr * 2))
+            else:
+                break
+        return arms
 
     def _best(self, record: Record, arms: Iterable[Arm]) -> Arm:
         """With the first seed."""
         return min(arms, key=lambda arm: self._final(record, arm))
+
+    def _has(self, record: Record, arm: Arm) -> bool:
+        return bool(record.entries_of(**self._key(arm, 0)))
 
     def _final(self, record: Record, arm: Arm) -> float:
         return float(record.entries_of(**self._key(arm, 0))[0]["losses"][-1])

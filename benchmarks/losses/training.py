@@ -58,7 +58,7 @@ class Peer:
         self.model.train()
         for _ in range(count):
             loss = self.task.loss(self.model, next(self.data))
-            self.work.took(loss, BATCH_SIZE, 1)
+            self.work.took(loss, BATCH_SIZE, BATCH_SIZE)
             self.work.end_step()
 
 
@@ -142,7 +142,8 @@ def _ddp(arm: Arm, curve: Curve, seed: int) -> None:
         work.begin(step)
         # the mean of losses of equal batches is the loss of all of them, and one pass is quicker than four
         batch = {"tokens": torch.cat([next(own)["tokens"] for own in data])}
-        work.took(curve.task.loss(model, batch), len(batch["tokens"]), 1)
+        num_samples = len(batch["tokens"])
+        work.took(curve.task.loss(model, batch), num_samples, num_samples)
         work.end_step()
         curve.note(step + 1, model, per_step * (step + 1), is_last=step + 1 == arm.num_steps)
 
