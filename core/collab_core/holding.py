@@ -50,7 +50,6 @@ class Holding:
         *,
         backup_every: int,
         on_change: Callable[[int], None],
-        on_backup: Callable[[], None],
         stop: threading.Event,
     ) -> None:
         self.replica = replica
@@ -65,7 +64,7 @@ class Holding:
         """Samples in all epochs that led to our state."""
         self._session, self._outlook, self._stop = session, outlook, stop
         self._swarm, self._events, self._manifest = session.swarm, session.events, session.manifest
-        self._backup_every, self._on_change, self._on_backup = backup_every, on_change, on_backup
+        self._backup_every, self._on_change = backup_every, on_change
         self._backed_up = -1
         self._told_progress = 0.0
         self._next_remote = 0.0
@@ -193,7 +192,6 @@ class Holding:
         counters = {"samples": self.contribution.total.samples, "history_samples": self.history_samples}
         try:
             write_backup(self._session.folder.backup, self._manifest.run_id, snapshot, history, counters)
-            self._on_backup()
             self._backed_up = snapshot.epoch
         except OSError as error:
             self._events.write("backup_failed", epoch=snapshot.epoch, reason=str(error.strerror or error))

@@ -83,7 +83,6 @@ class Peer:
             self.outlook,
             backup_every=config.backup_every,
             on_change=self.averager.set_epoch,
-            on_backup=lambda: self.averager.save_feedback(self.folder.feedback),
             stop=stop,
         )
         self.replica = replica
@@ -115,6 +114,7 @@ class Peer:
         self.averager.finish(LEAVING_S)
         holding = self.holding
         holding.save()
+        self._keep_feedback()
         now, total = holding.contribution.now, holding.contribution.total
         self.events.write(
             "left",
@@ -128,6 +128,14 @@ class Peer:
             epochs_now=now.epochs,
             loss=holding.loss,
         )
+
+    def _keep_feedback(self) -> None:
+        if not self.config.backup_every:
+            return
+        try:
+            self.averager.save_feedback(self.folder.feedback)
+        except OSError as error:
+            self.events.write("backup_failed", epoch=self.replica.epoch, reason=str(error.strerror or error))
 
     def is_done(self) -> bool:
         """Whether the run has reached its end, or ours."""

@@ -21,20 +21,32 @@ def link(mbit: float) -> Bandwidth:
 
 def test_slow_links_get_more_steps_between_rounds() -> None:
     # 1.25 MB out and as much again for others: 2 s at 10 Mbit/s; 5 % of 40 s, which are 100 steps
-    assert auto_steps(2_500_000, link(10), 0.0, 0.4, overlaps=False) == 100
-    assert auto_steps(2_500_000, link(4), 0.0, 0.4, overlaps=False) == 250
-    assert auto_steps(2_500_000, link(100), 0.0, 0.4, overlaps=False) == MIN_STEPS
-    assert auto_steps(2_500_000, link(0.1), 0.0, 0.4, overlaps=False) == MAX_STEPS
+    assert auto_steps(2_500_000, link(10), 0.0, 0.4) == 100
+    assert auto_steps(2_500_000, link(4), 0.0, 0.4) == 250
+    assert auto_steps(2_500_000, link(100), 0.0, 0.4) == MIN_STEPS
+    assert auto_steps(2_500_000, link(0.1), 0.0, 0.4) == MAX_STEPS
 
 
 def test_whoever_goes_on_meanwhile_needs_only_steps_as_long_as_the_round() -> None:
-    assert auto_steps(25_000_000, link(2), 0.0, 0.4, overlaps=True) == 250
+    assert auto_steps(25_000_000, link(2), 0.0, 0.4, overlap_steps=250) == 250
+
+
+def test_what_does_not_fit_the_steps_taken_meanwhile_is_waited_for() -> None:
+    # 2 s are 5 steps: all of them, three of them, and none are taken meanwhile
+    assert auto_steps(2_500_000, link(10), 0.0, 0.4, overlap_steps=5) == MIN_STEPS
+    assert auto_steps(2_500_000, link(10), 0.0, 0.4, overlap_steps=3) == 40
+    assert auto_steps(2_500_000, link(10), 0.0, 0.4, overlap_steps=0) == 100
+
+
+def test_every_fragment_has_a_round_of_its_own() -> None:
+    whole = auto_steps(2_500_000, link(10), 0.0, 0.4)
+    assert auto_steps(2_500_000 // 4, link(10), 0.0, 0.4, num_fragments=4) == whole
 
 
 def test_as_long_as_nothing_is_known_of_the_link_the_last_round_tells() -> None:
-    assert auto_steps(2_500_000, Bandwidth(), 2.0, 0.4, overlaps=False) == 100
-    assert auto_steps(2_500_000, Bandwidth(), 0.0, 0.4, overlaps=False) == MIN_STEPS
-    assert auto_steps(2_500_000, Bandwidth(), 2.0, 0.0, overlaps=False) == MIN_STEPS
+    assert auto_steps(2_500_000, Bandwidth(), 2.0, 0.4) == 100
+    assert auto_steps(2_500_000, Bandwidth(), 0.0, 0.4) == MIN_STEPS
+    assert auto_steps(2_500_000, Bandwidth(), 2.0, 0.0) == MIN_STEPS
 
 
 def trainer(**record: Any) -> Peer:

@@ -19,20 +19,25 @@ MAX_WAITING = 0.05  # share of the time that `auto` lets go by in rounds
 GRACE = 2  # with diloco, how many times its own share a trainer does before it no longer waits for the slow
 
 
-def auto_steps(num_bytes: int, link: Bandwidth, round_s: float, step_s: float, *, overlaps: bool) -> int:
-    """Steps between two rounds, so that the link keeps up.
+def auto_steps(
+    num_bytes: int, link: Bandwidth, round_s: float, step_s: float, *, overlap_steps: int = 0, num_fragments: int = 1
+) -> int:
+    """Steps until the whole model was averaged once, so that the link keeps up and hardly anybody waits for it.
 
     Args:
         num_bytes: that leave us in a round, and as many arrive: our contribution in parts, and averages.
         link: what ours carries; where nothing is known of it, the last round tells.
         round_s: what the last round took.
         step_s: what a step takes.
-        overlaps: steps go on while a round is under way, so a round may take as long as they do.
+        overlap_steps: how many are taken while a round is under way, before it is waited for.
+        num_fragments: of the model; each has a round of its own.
     """
+    if step_s <= 0:
+        return MIN_STEPS
     slower = min(link.upload, link.download)
-    busy_s = num_bytes / slower if slower else round_s
-    allowed = 1.0 if overlaps else MAX_WAITING
-    steps = busy_s / (allowed * step_s) if step_s > 0 else MIN_STEPS
+    busy = (num_bytes / slower if slower else round_s) / step_s
+    waiting = max(0.0, busy - overlap_steps)
+    steps = num_fragments * max(busy, waiting / MAX_WAITING)
     return min(max(math.ceil(steps), MIN_STEPS), MAX_STEPS)
 
 

@@ -236,13 +236,14 @@ class Trainer(Peer):
         strategy, epoch = self.settings.strategy, self.replica.epoch
         if strategy.name != "diloco":
             return 0
-        steps = strategy.local_steps
+        steps, num_fragments = strategy.local_steps, len(self.replica.fragments)
         if steps == "auto":
             round_s = self.outcome.reducing_s if self.outcome is not None else 0.0
             step_s = self._step_samples / self._rate if self._rate else 0.0
             size, link = self.averager.round_bytes(epoch), self.averager.bandwidth
-            steps = auto_steps(size, link, round_s, step_s, overlaps=strategy.overlap_steps > 0)
-        per_epoch = max(1, steps // len(self.replica.fragments))
+            at_once = {"overlap_steps": strategy.overlap_steps, "num_fragments": num_fragments}
+            steps = auto_steps(size, link, round_s, step_s, **at_once)
+        per_epoch = max(1, steps // num_fragments)
         return min(per_epoch * self._step_samples, self.settings.limits.max_samples_per_peer)
 
     def _loss(self) -> float | None:

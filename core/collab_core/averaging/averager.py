@@ -83,7 +83,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._rounds: dict[bytes, Reduction] = {}
         self._told: set[tuple[str, str]] = set()
         self._in_doubt: set[int] = set()
-        """Epochs whose round failed here after we began to send: the others may have ended it with what we sent."""
+        """Epochs whose round began and did not end here: the others may have ended it with what we sent."""
         self._slow: dict[str, int] = {}
         """Who held up a round for all the time it had, and in which epoch."""
         self._registered = asyncio.Condition()
@@ -163,7 +163,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         return RoundOutcome(failure="left in the middle of the round")
 
     def save_feedback(self, path: Path) -> None:
-        """Keep what the codec lost, so that it can still be sent after a restart."""
+        """We leave: keep what the codec lost, so that it can still be sent after a restart."""
+        self.settle_doubts()
         self._toolbox.save_feedback(path, self._namespace)
 
     def forget_feedback(self) -> None:
@@ -171,12 +172,12 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._toolbox.forget_feedback()
 
     def settle_doubts(self) -> None:
-        """The others went on without us. What we owed in a round that failed only here may have been paid already."""
+        """The others went on without us, or may have. What we owed in a round that failed here may be paid already."""
         while self._in_doubt:
             self._toolbox.forget_feedback(self._in_doubt.pop())
 
     def restore_feedback(self, path: Path) -> None:
-        """Take up what was kept, before the first round."""
+        """Take up what was kept when we left, before the first round; once."""
         self._toolbox.restore_feedback(path, self._namespace)
 
     def give_back(self, average: torch.Tensor) -> None:
@@ -204,6 +205,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         tools = self._toolbox.tools(request.epoch)
         reduction = self._reduction(group, request, tools)
         self._rounds[group.group_id] = reduction
+        self._in_doubt.add(request.epoch)
         async with self._registered:
             self._registered.notify_all()
         try:
@@ -217,10 +219,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
                 self.give_back(average)
         except RoundFailed as error:
             outcome.failure = str(error)
-            self._in_doubt.add(request.epoch)
         except TimeoutError:
             outcome.failure = f"not finished within {self._deadline_s(request.epoch):.0f} s"
-            self._in_doubt.add(request.epoch)
             if (slowest := reduction.blame_the_slowest()) is not None:
                 self._slow[slowest] = request.epoch
         finally:

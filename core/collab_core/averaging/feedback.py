@@ -71,7 +71,7 @@ class ErrorFeedback:
         return Draft(self, torch.empty(self._num_values) if lost is None else lost)
 
     def save(self, path: Path, run_id: str) -> None:
-        """Keep it on disk, for the day this peer comes back."""
+        """We take part in no further round: keep it on disk, for the day this peer comes back."""
         with self._lock:
             if self.residue is None:
                 return
@@ -79,9 +79,13 @@ class ErrorFeedback:
         replace_file(path, [_digest(data, run_id), data])
 
     def restore(self, path: Path, run_id: str) -> None:
-        """Take up what was saved, if it is of this run and whole; nothing is lost but precision if it is not."""
+        """Take up what was saved, if it is of this run and whole; nothing is lost but precision if it is not.
+
+        It is gone from the disk then: whoever is killed after further rounds must not send once more what they paid.
+        """
         try:
             content = path.read_bytes()
+            path.unlink()
         except OSError:
             return
         digest, data = content[:32], content[32:]

@@ -62,7 +62,7 @@ class Toolbox:
             feedback.save(_numbered(path, turn), run_id)
 
     def restore_feedback(self, path: Path, run_id: str) -> None:
-        """Take up what was kept, before the first round."""
+        """Take up what was kept when we left, before the first round; once."""
         for turn, feedback in enumerate(self._feedback):
             feedback.restore(_numbered(path, turn), run_id)
 
