@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
+
+import psutil
 
 
 def cpu_seconds() -> float:
-    """Of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    """Of this process and of those it has started: the network daemon, and whatever an arm forks."""
+    own = psutil.Process()
+    return sum(_cpu_seconds(process) for process in (own, *own.children(recursive=True)))
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        used = process.cpu_times()
+    except psutil.NoSuchProcess:  # it has just ended
+        return 0.0
+    return float(used.user + used.system)
 
 
 def sent_bytes(interface: str) -> int:

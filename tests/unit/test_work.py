@@ -151,6 +151,28 @@ def test_with_an_outer_rate_of_one_and_no_momentum_the_run_becomes_the_mean_of_e
     torch.testing.assert_close(replica.values, 0.25 * models[0] + 0.75 * models[1])
 
 
+def test_what_was_done_is_still_brought_after_the_others_went_on_and_gradients_of_the_past_are_not() -> None:
+    model, data = model_and_data()
+    layout = Layout.of(model)
+    old = layout.read(model)
+    new = old + torch.randn(layout.num_values, generator=torch.Generator().manual_seed(2))
+    for strategy in ("diloco", "allreduce"):
+        local = copy.deepcopy(model)
+        work = work_of(settings(strategy={"name": strategy}), local, layout)
+        work.begin(0)
+        work.took(loss_of(local, data[0]), 4, 4)
+        work.end_step()
+        before, after = torch.empty(layout.num_values), torch.empty(layout.num_values)
+        work.collect(whole(layout), old, 4, before)
+        assert before.abs().max() > 0
+        work.rebase(old, new)
+        if strategy == "allreduce":
+            assert torch.equal(layout.read(local), new)
+            continue
+        work.collect(whole(layout), new, 4, after)
+        torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 9])
 def test_fragments_cover_every_tensor_once_and_in_order(number: int) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2, bias=False))

@@ -145,7 +145,15 @@ class Trainer(Peer):
         if not self._work.goes_on:
             self._num_missed = LISTEN_AFTER - 1 if is_listening else self._num_missed + 1
         self.stop.wait(MISSED_PAUSE_S)
-        self.catch_up(f"the swarm went on without us ({self.holding.standing().value})")
+        standing, epoch = self.holding.standing(), self.replica.epoch
+        # what others may have taken from us already must not come a second time
+        is_ours = self._work.goes_on and self._done.num_samples > 0 and not self.averager.is_in_doubt(epoch)
+        start = self.replica.values.clone() if is_ours and standing is Standing.BEHIND else None
+        self.catch_up(f"the swarm went on without us ({standing.value})")
+        # what was begun before the last round about the same fragment is out of date
+        if start is not None and 0 < self.replica.epoch - epoch <= len(self.replica.fragments):
+            self._work.rebase(start, self.replica.values)
+            self._works_since = self.replica.num_loads
 
     def work(self) -> Brought | None:
         """Work until the swarm has enough samples; None if it went on without us."""

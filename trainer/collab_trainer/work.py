@@ -53,6 +53,9 @@ class Work(Protocol):
     def accept(self, piece: Fragment, values: torch.Tensor) -> None:
         """Take over what a round made of a piece; `values` is the state that all have now, all of it."""
 
+    def rebase(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """Rounds went by without us, from one state that all had to another: go on there with what we have done."""
+
 
 class Gradients:
     """The mean gradient at the run's state: what `allreduce` averages."""
@@ -89,6 +92,10 @@ class Gradients:
 
     def accept(self, piece: Fragment, values: torch.Tensor) -> None:
         """The next epoch starts at what all have anyway."""
+
+    def rebase(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """Gradients of a model that nobody has any more are worth nothing."""
+        self.start_at(new)
 
 
 class LocalSteps:
@@ -154,6 +161,12 @@ class LocalSteps:
                 own[name].lerp_(shared[name].to(own[name]), 1 - self._kept)
             else:
                 own[name].copy_(shared[name])
+
+    @torch.no_grad()
+    def rebase(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        before, after = self._layout.views(old), self._layout.views(new)
+        for name, own in self._values().items():
+            own.add_((after[name] - before[name]).to(own))
 
     def _values(self) -> dict[str, torch.Tensor]:
         return {**dict(self._model.named_parameters()), **floating_buffers(self._model)}

@@ -171,6 +171,10 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         """Owe nobody anything any more."""
         self._toolbox.forget_feedback()
 
+    def is_in_doubt(self, epoch: int) -> bool:
+        """Whether the others may have what we brought to this epoch, although no round of it ended here."""
+        return epoch in self._in_doubt
+
     def settle_doubts(self) -> None:
         """The others went on without us, or may have. What we owed in a round that failed here may be paid already."""
         while self._in_doubt:
