@@ -107,7 +107,6 @@ def take_state(session: Session, replica: Replica, stop: threading.Event) -> Non
         outlook,
         backup_every=0,
         on_change=lambda epoch: None,
-        on_backup=lambda: None,
         stop=stop,
     )
     holding.begin()

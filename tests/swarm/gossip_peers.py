@@ -105,6 +105,9 @@ class ToyGossiper:
             self.take()
             return outcome
 
+    def told(self, event: str) -> list[dict[str, Any]]:
+        return [one for one in self.log if one["event"] == event]
+
     def wait_for(self, event: str, timeout_s: float = 20) -> dict[str, Any]:
         wait_until(lambda: any(one["event"] == event for one in self.log), f"{event} of {self.folder.name}", timeout_s)
         return next(one for one in self.log if one["event"] == event)

@@ -150,6 +150,25 @@ def test_a_partner_that_dies_takes_only_that_exchange_with_it_and_it_is_logged(p
     assert torch.equal(pair.asker.values, pair.old[0])
 
 
+def test_whoever_dies_at_whatever_stage_takes_at_most_that_exchange_with_it_and_comes_back(pair: Pair) -> None:
+    for stage in (*BEFORE_READY, *DROPPED, *EITHER, *COMMITTED, "answer-told"):
+        dying, other = (pair.asker, pair.asked) if stage.startswith("ask-") else (pair.asked, pair.asker)
+        outcome = pair.cut(stage, then=dying.die)
+        wait_until(lambda: other.meetings._current is None, f"the other one to notice ({stage})")  # noqa: B023
+        dying.close()
+        mine, theirs = pair.old if dying is pair.asker else pair.old[::-1]
+        dying.values = mine  # as it was when it last wrote a backup
+        dying.met.clear()
+        dying.start(kept=())
+        if outcome is Outcome.IN_DOUBT and other is pair.asker:
+            wait_until(lambda: bool(other.told("exchange_settled") or other.told("exchange_lost")), stage)  # noqa: B023
+        with other.pausing():
+            assert torch.equal(dying.values, mine), stage
+            assert torch.equal(other.values, pair.average if other.met else theirs), stage
+            assert dying.told("exchange_lost") or not other.met, stage
+        acquaint(pair.asker, pair.asked)
+
+
 @pytest.mark.parametrize("is_in_backup", [False, True])
 def test_a_partner_that_restarts_answers_by_what_its_backup_holds(pair: Pair, is_in_backup: bool) -> None:
     assert pair.cut("answer-decided", then=pair.asked.die) is Outcome.IN_DOUBT
