@@ -18,6 +18,7 @@ from benchmarks.devices import (
     epochs_between,
     next_epoch,
     overrun,
+    samples_in,
     start_device,
     wait_until_time,
 )
@@ -61,7 +62,7 @@ def measure(arm: str, seed: int, length: float) -> Entry:
         last = next_epoch(aux)
         joined = {m.state_dir.name: m.wait_for("joined", timeout_s=START_S)["time"] for m in machines}
         epochs = epochs_between(aux, first, last)
-        done = sum(event["samples"] for event in epochs)
+        done = samples_in(epochs)
         rate = BATCH_SIZE / STEP_S
 
         def could(starts: dict[str, float]) -> float:

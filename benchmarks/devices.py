@@ -67,5 +67,10 @@ def epochs_between(peer: PeerProcess, first: Event, last: Event) -> list[Event]:
     return [event for event in peer.events("epoch") if first["epoch"] < event["epoch"] <= last["epoch"]]
 
 
+def samples_in(epochs: list[Event]) -> int:
+    """What ended in the model: a member that was lost in the middle of a round may have brought a part of its share."""
+    return sum(event["samples"] - sum(event["members"].get(name, 0) for name in event["lost"]) for event in epochs)
+
+
 def wait_until_time(moment: float) -> None:
     time.sleep(max(0.0, moment - time.time()))

@@ -18,6 +18,7 @@ from benchmarks.devices import (
     epochs_between,
     next_epoch,
     overrun,
+    samples_in,
     start_device,
     steps_of,
     wait_until_time,
@@ -52,7 +53,7 @@ def measure(arm: str, seed: int, length: float) -> Entry:
             wait_until_time(time.time() + DURATION_S * length)
             last = next_epoch(aux)
             epochs = epochs_between(aux, first, last)
-            report["value"] = sum(event["samples"] for event in epochs) / (last["time"] - first["time"])
+            report["value"] = samples_in(epochs) / (last["time"] - first["time"])
             report |= {
                 "conflicts": conflicting_roots(swarm.peers),
                 "epochs": len(epochs),
