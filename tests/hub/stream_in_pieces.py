@@ -1,17 +1,20 @@
-"""Reads a data set of the Hub as trainers do: `stream_in_pieces.py SOURCE '[[SEED, [BLOCKS, …]], …]'`.
+"""Reads data sets of the Hub as trainers do.
 
-Each trainer has a seed and several lives, in which it reads so many blocks and goes on where the last life was. Prints
-as JSON what each of them read. A process of its own, because the Hub's client reads HF_ENDPOINT when it is imported.
+Its argument is a list: `[{"source": …, "trainers": [[SEED, [BLOCKS, …]], …], "token": …}, …]`. Each trainer has a seed
+and several lives, in which it reads so many blocks and goes on where the last life was. Prints for each data set a line
+of JSON: what each of them read, or what was wrong. A process of its own, as the Hub's client reads HF_ENDPOINT when
+it is imported; one for several, because that takes long.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from typing import Any
 
 from causal_lm import task
 
-from collab_cli.failures import show_error
 from collab_core.errors import CollabError
 from collab_trainer.causal_lm import streaming
 from collab_trainer.causal_lm import task as task_module
@@ -20,18 +23,24 @@ streaming.WINDOW = 16
 task_module.MIN_BLOCK_BYTES = 60
 task_module.BLOCK_BYTES_PER_TOKEN = 1
 
-try:
-    made = task(data=[json.loads(sys.argv[1])])
-    trainers = []
-    for seed, lives in json.loads(sys.argv[2]):
-        position, seen = None, []
-        for num_blocks in lives:
-            blocks = made.blocks(seed=seed, position=position)
-            seen += [document for _ in range(num_blocks) for document in next(blocks)]
-            position = json.loads(json.dumps(blocks.position))
-        trainers.append(seen)
-    text = made.tokenizer.decode([int(token) for token in made._evaluation_rows.flatten()])
-    print(json.dumps({"trainers": trainers, "evaluation": text}))
-except CollabError as error:
-    show_error(error)
-    sys.exit(error.exit_code)
+
+def read(source: dict[str, Any], trainers: list[tuple[int, list[int]]], token: str) -> dict[str, Any]:
+    os.environ["HF_TOKEN"] = token  # which it reads whenever it needs it
+    try:
+        made = task(data=[source])
+        read = []
+        for seed, lives in trainers:
+            position, seen = None, []
+            for num_blocks in lives:
+                blocks = made.blocks(seed=seed, position=position)
+                seen += [document for _ in range(num_blocks) for document in next(blocks)]
+                position = json.loads(json.dumps(blocks.position))
+            read.append(seen)
+        text = made.tokenizer.decode([int(token) for token in made._evaluation_rows.flatten()])
+    except CollabError as error:
+        return {"code": str(error.code), "words": f"{error.message} {error.fix}"}
+    return {"trainers": read, "evaluation": text}
+
+
+for case in json.loads(sys.argv[1]):
+    print(json.dumps(read(**case)), flush=True)

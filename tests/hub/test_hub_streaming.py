@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from cli.test_mistakes import assert_refused
 from hub_endpoint import TOKEN, Hub
 from processes import environment
 
@@ -34,10 +33,11 @@ def json_lines(texts: list[str]) -> bytes:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
-def stream(hub: Hub, tmp_path: Path, source: dict[str, Any], trainers: Any, token: str = TOKEN) -> Any:
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1"}
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), json.dumps(source), json.dumps(trainers)],
+def stream(hub: Hub, tmp_path: Path, *cases: dict[str, Any]) -> list[dict[str, Any]]:
+    """What came of each `{"source": …, "trainers": …}`."""
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1"}
+    finished = subprocess.run(
+        [sys.executable, str(SCRIPT), json.dumps([{"token": TOKEN, "trainers": [[1, [1]]], **case} for case in cases])],
         env={**environment(), **env, "PYTHONPATH": str(SCRIPT.parent.parent)},
         cwd=tmp_path,
         capture_output=True,
@@ -45,6 +45,13 @@ def stream(hub: Hub, tmp_path: Path, source: dict[str, Any], trainers: Any, toke
         timeout=120,
         check=False,
     )
+    assert finished.returncode == 0, finished.stderr
+    return [json.loads(line) for line in finished.stdout.splitlines()]
+
+
+def assert_said(outcome: dict[str, Any], code: int, *words: str) -> None:
+    assert outcome.get("code") == f"COLLAB-{code}", outcome
+    assert all(word in outcome["words"] for word in words), outcome
 
 
 @pytest.mark.parametrize(("ending", "write"), [("parquet", parquet), ("jsonl", json_lines)])
@@ -59,9 +66,7 @@ def test_no_document_comes_twice_across_restarts_and_peers_differ(
     everything = {text for texts in files for text in texts}
     training = {text for text in everything if not is_held_out(text, ONE_IN)}
 
-    finished = stream(hub, tmp_path, source, [[1, [7, 1] * 16], [1, [128]], [2, [20]]])
-    assert finished.returncode == 0, finished.stderr
-    report = json.loads(finished.stdout)
+    [report] = stream(hub, tmp_path, {"source": source, "trainers": [[1, [7, 1] * 16], [1, [128]], [2, [20]]]})
     seen, undisturbed, other = report["trainers"]
     assert len(seen) > len(training), "the stream was read to its end"
     assert set(seen[: len(training)]) == training, "each once, none lost, nothing that is held out"
@@ -70,36 +75,39 @@ def test_no_document_comes_twice_across_restarts_and_peers_differ(
     assert report["evaluation"].strip(), "evaluation reads the same data set"
 
 
-@pytest.mark.parametrize(
-    ("change", "token", "code", "words"),
-    [
-        ({}, "", 602, ["ada/foxes", "hf auth login"]),
-        ({"revision": "ab" * 20}, TOKEN, 603, ["abababababab"]),
-        ({"repo": "ada/wolves"}, TOKEN, 603, ["ada/wolves"]),
-        ({"split": "test"}, TOKEN, 405, ["'test'"]),
-        ({"name": "other"}, TOKEN, 405, ["other"]),
-        ({"text_field": "body"}, TOKEN, 405, ["no column 'body'", "text"]),
-    ],
-    ids=["no token", "wrong revision", "no such data set", "no such split", "no such name", "no such column"],
-)
-def test_what_the_hub_does_not_give_is_said_in_words(
-    hub: Hub, tmp_path: Path, change: dict[str, str], token: str, code: int, words: list[str]
-) -> None:
+def test_what_the_hub_does_not_give_is_said_in_words(hub: Hub, tmp_path: Path) -> None:
     revision = hub.add("datasets", "ada/foxes", {"train.jsonl": json_lines(["a fox"])}, is_private=True)
-    finished = stream(hub, tmp_path, {"repo": "ada/foxes", "revision": revision, **change}, [[1, [1]]], token=token)
-    assert_refused(finished, code, *words)
+    source = {"repo": "ada/foxes", "revision": revision}
+    outcomes = stream(
+        hub,
+        tmp_path,
+        {"source": source, "token": ""},
+        {"source": {**source, "revision": "ab" * 20}},
+        {"source": {**source, "repo": "ada/wolves"}},
+        {"source": {**source, "split": "test"}},
+        {"source": {**source, "name": "other"}},
+        {"source": {**source, "text_field": "body"}},
+    )
+    no_token, wrong_revision, no_such_data_set, no_such_split, no_such_name, no_such_column = outcomes
+    assert_said(no_token, 602, "ada/foxes", "hf auth login")
+    assert_said(wrong_revision, 603, "abababababab")
+    assert_said(no_such_data_set, 603, "ada/wolves")
+    assert_said(no_such_split, 405, "'test'")
+    assert_said(no_such_name, 405, "other")
+    assert_said(no_such_column, 405, "no column 'body'", "text")
 
 
-def test_a_file_that_is_broken_on_the_hub_is_not_waited_for_as_if_the_hub_were_away(hub: Hub, tmp_path: Path) -> None:
+def test_files_that_are_broken_and_a_folder_of_the_same_name_are_said_in_words(hub: Hub, tmp_path: Path) -> None:
     good = json_lines([f"a fox, number {number}" for number in range(20)])
-    revision = hub.add("datasets", "ada/foxes", {"train-0.jsonl": good, "train-1.jsonl": b'{"text": "a fo'})
-    finished = stream(hub, tmp_path, {"repo": "ada/foxes", "revision": revision}, [[1, [40]]])
-    assert_refused(finished, 405, "ada/foxes", "cannot be read")
-
-
-def test_a_folder_of_the_same_name_is_never_taken_for_the_data_set(hub: Hub, tmp_path: Path) -> None:
-    revision = hub.add("datasets", "ada/foxes", {"train.jsonl": json_lines(["a fox"])})
-    (tmp_path / "ada" / "foxes").mkdir(parents=True)
-    (tmp_path / "ada" / "foxes" / "secret.txt").write_text("secret")
-    finished = stream(hub, tmp_path, {"repo": "ada/foxes", "revision": revision}, [[1, [1]]])
-    assert_refused(finished, 405, "another folder")
+    broken = hub.add("datasets", "ada/foxes", {"train-0.jsonl": good, "train-1.jsonl": b'{"text": "a fo'})
+    sound = hub.add("datasets", "ada/wolves", {"train.jsonl": json_lines(["a wolf"])})
+    (tmp_path / "ada" / "wolves").mkdir(parents=True)
+    (tmp_path / "ada" / "wolves" / "secret.txt").write_text("secret")
+    of_foxes, of_wolves = stream(
+        hub,
+        tmp_path,
+        {"source": {"repo": "ada/foxes", "revision": broken}, "trainers": [[1, [40]]]},
+        {"source": {"repo": "ada/wolves", "revision": sound}},
+    )
+    assert_said(of_foxes, 405, "ada/foxes", "cannot be read")  # and not waited for as if the Hub were away
+    assert_said(of_wolves, 405, "another folder")  # never taken for the data set
