@@ -38,8 +38,8 @@ FAMILIES = {
 """Arms that step alike share a learning rate: a codec is compared with what it is a codec of."""
 OUTERS = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.7), (1.0, 0.5), (1.0, 0.3), (1.0, 0.0), (1.5, 0.5), (1.5, 0.0))
 OTHER_LOCAL_STEPS = (25, 100, 200)
-TOPK_LRS = (1.5, 2.0, 3.0)
-FEW_KEPT = 64  # as published, for models a thousand times as large
+TOPK_OUTERS = ((1.0, 0.7), (1.0, 0.5), (1.5, 0.0))
+FEWER_KEPT = ((1024, 2.0), (64, 2.0))  # with which outer learning rate; 64 is published, for far larger models
 FIRST = ("DDP", "diloco none", "diloco int4", "diloco topk", "diloco int4, overlap", "diloco topk, overlap")
 """What the suite is about, more than about the others."""
 PR_SET_PDEATHSIG = 1
@@ -98,7 +98,8 @@ class LossSuite:
         """DDP, then `diloco` in fp32 with all outer settings and with other H, then `topk`."""
         ddp, plain, topk = (arm for arm in self.arms(record) if arm.name in ("DDP", "diloco none", "diloco topk"))
         others = [replace(plain, local_steps=steps) for steps in OTHER_LOCAL_STEPS]
-        return [ddp, *self._outers(record), *others, *self._topks(record), replace(topk, keep=FEW_KEPT)]
+        fewer = [replace(topk, keep=kept, outer_lr=lr, momentum=0.0) for kept, lr in FEWER_KEPT]
+        return [ddp, *self._outers(record), *others, *self._topks(record), *fewer]
 
     # --- what is tuned ---
 
@@ -108,7 +109,7 @@ class LossSuite:
 
     def _topks(self, record: Record) -> list[Arm]:
         plain = self._best(record, self._outers(record))
-        return [replace(plain, codec="topk", outer_lr=lr, momentum=0.0) for lr in TOPK_LRS]
+        return [replace(plain, codec="topk", outer_lr=lr, momentum=momentum) for lr, momentum in TOPK_OUTERS]
 
     def _overlapping(self, record: Record) -> list[Arm]:
         plain = self._best(record, self._outers(record))

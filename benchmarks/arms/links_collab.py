@@ -40,9 +40,7 @@ def run_text(arm: str, size: int) -> str:
     if arm == "allreduce":
         return RUN.format(name="allreduce", codec="fp16", more=f"target_batch_size = {size * BATCH_SIZE}")
     more = f"local_steps = {LOCAL_STEPS[arm]}\noverlap_steps = {OVERLAP}"
-    if arm == "diloco-topk":
-        return RUN.format(name="diloco", codec="topk", more=f"{more}\n[outer]\nlr = 1.5\nmomentum = 0.0")
-    return RUN.format(name="diloco", codec="int4", more=more)
+    return RUN.format(name="diloco", codec="topk" if arm == "diloco-topk" else "int4", more=more)
 
 
 def main() -> None:

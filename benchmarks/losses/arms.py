@@ -27,7 +27,7 @@ class Arm:
     """Of the inner steps."""
     local_steps: int = LOCAL_STEPS
     codec: str = "none"
-    keep: int = 1024
+    keep: int = 2048
     """Of `topk`: how many of 4096 values travel."""
     outer_lr: float = 0.7
     momentum: float = 0.9

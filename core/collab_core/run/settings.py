@@ -19,6 +19,7 @@ Requirement = Annotated[
 PeerIdText = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{20,64}$")]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+MOST_WAITING = 512  # of 4096 values: if no more are sent with `topk`, most wait for some rounds
 
 
 class Section(BaseModel):
@@ -59,7 +60,7 @@ class StrategySettings(Section):
     codec: Literal["none", "fp16", "int8", "int4", "topk"] = "fp16"
     """How values travel between peers: 4, 2, 1, about half a byte each, or only the largest (`topk`, only for
     `diloco`). What is lost is sent with the next round."""
-    keep: Literal[64, 128, 256, 512, 1024] = 1024
+    keep: Literal[64, 128, 256, 512, 1024, 2048] = 2048
     """Only for the codec `topk`: how many of 4096 values travel; of averages four times as many, but at most half.
     Small models need more of them."""
     reduction: Literal["mean", "centered-clip", "trimmed-mean"] = "mean"
@@ -107,7 +108,7 @@ class OuterSettings(Section):
     lr: PositiveFloat = 0.7
     """1 and no momentum: the mean of everyone's models."""
     momentum: Fraction = 0.9
-    """How much of the last updates is kept; 0 with the codec `topk`, which has a memory of its own."""
+    """How much of the last updates is kept; 0 with `strategy.keep` of 512 or less, which has a memory of its own."""
     mix: Fraction = 0.5
     """With `overlap_steps`: how much of its own a trainer keeps where a round changed what all have."""
 
@@ -206,8 +207,11 @@ class RunSettings(Section):
     def _check_diloco(self) -> None:
         strategy, defaults = self.strategy, StrategySettings()
         if strategy.name == "diloco":
-            if strategy.codec == "topk" and self.outer.momentum > 0:
-                raise ValueError("strategy.codec = 'topk' has a memory of its own, so it needs outer.momentum = 0")
+            if strategy.codec == "topk" and strategy.keep <= MOST_WAITING and self.outer.momentum > 0:
+                raise ValueError(
+                    f"strategy.keep = {strategy.keep} needs outer.momentum = 0: most values wait for some rounds, "
+                    "and that acts as momentum does"
+                )
             if strategy.codec != "topk" and strategy.keep != defaults.keep:
                 raise ValueError(f"strategy.keep is only for strategy.codec = 'topk', not for {strategy.codec!r}")
             return

@@ -116,7 +116,7 @@ local_steps = "auto"              # only for "diloco": steps between two rounds;
 fragments = 1                     # only for "diloco": pieces of the model that are averaged in turn
 overlap_steps = 0                 # only for "diloco": most steps taken while a round is under way
 codec = "fp16"                    # how values travel: "none" (float32), "fp16", "int8", "int4" or "topk"
-keep = 1024                       # only for "topk": 64, 128, 256, 512 or 1024 of 4096 values travel
+keep = 2048                       # only for "topk": 64, 128, 256, 512, 1024 or 2048 of 4096 values travel
 reduction = "mean"                # or "centered-clip", "trimmed-mean": a few hostile peers change little
 matchmaking_time_s = 10.0         # how long a round waits for peers that are late
 averaging_timeout_s = 60.0        # how long a peer may be silent in a round before it is left out
@@ -138,7 +138,7 @@ final_lr_fraction = 0.1           # final learning rate, as a part of lr
 
 [outer]                           # only for "diloco": the update from everyone's steps
 lr = 0.7
-momentum = 0.9                    # 0 with codec = "topk"
+momentum = 0.9                    # 0 with keep = 512 or less
 mix = 0.5                         # with overlap_steps: how much of its own a trainer keeps
 
 [gossip]                          # only for "gossip", which also needs codec = "none"

@@ -1,4 +1,4 @@
-"""Of each 4096 values the largest few: where they are, their signs, and whether they are rather large or rather small.
+"""Of each 4096 values the largest: where they are, their signs, and how large they are, in two steps or four.
 
 What is not sent stays in the error feedback, so that fades: what was not worth sending for many rounds is out of date.
 Everyone chooses other values, so in an average four times as many are worth sending.
@@ -16,15 +16,16 @@ from collab_core.averaging.codecs.codec import Codec, is_finite
 from collab_core.averaging.codecs.groups import num_rows, pack_scales, rows_of, unpack_scales
 
 CHUNK = 4096
-KEPT = 1024
 MAX_KEPT = CHUNK // 2
-SCALE_BYTES = 4
 
 Bits = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 
 class TopKCodec(Codec):
-    """Two scales, the positions, and two bits per value: its sign, and which of the chunk's two magnitudes.
+    """Scales, the positions, and for each value its sign and which of the chunk's magnitudes it has.
+
+    Measured on small models: of the bits one may spend, those that name more values are worth most. Once half of them
+    are sent, finer steps are: four magnitudes instead of two.
 
     Args:
         kept: how many values of each chunk travel: a power of two, from 8 to half of them.
@@ -36,11 +37,13 @@ class TopKCodec(Codec):
     growth = 2.0**-7  # a mean of magnitudes is not more than they were, but scales are rounded up
     floor = 0.0
 
-    def __init__(self, kept: int = KEPT) -> None:
+    def __init__(self, kept: int = MAX_KEPT) -> None:
         self._kept = kept
+        self._halvings = 2 if kept == MAX_KEPT else 1
+        self._scale_bytes = 2 << self._halvings
         self._positions = _Positions(kept)
-        self._values_at = SCALE_BYTES + self._positions.num_bytes
-        self._row_bytes = self._values_at + kept * 2 // 8
+        self._values_at = self._scale_bytes + self._positions.num_bytes
+        self._row_bytes = self._values_at + kept * (1 + self._halvings) // 8
 
     @functools.cached_property
     def for_averages(self) -> TopKCodec:
@@ -55,29 +58,30 @@ class TopKCodec(Codec):
         mask.scatter_(1, rows.abs().topk(self._kept, sorted=False).indices, True)
         kept = rows[mask].view(len(rows), -1)
         magnitudes = kept.abs().double()  # the sum of the largest numbers there are is finite too
-        is_large = magnitudes >= magnitudes.mean(1, keepdim=True)
-        small, large = _mean_where(magnitudes, ~is_large), _mean_where(magnitudes, is_large)
+        levels, means = _by_size(magnitudes, self._halvings)
 
         content = np.frombuffer(payload, np.uint8).reshape(-1, self._row_bytes)
-        scales = pack_scales(torch.stack((small, large), dim=1).float(), most=1)
-        content[:, :SCALE_BYTES] = scales.view(torch.uint8).numpy()
-        content[:, SCALE_BYTES : self._values_at] = self._positions.pack(mask.numpy())
-        codes = torch.stack((kept < 0, is_large), dim=2).view(len(rows), -1)
-        content[:, self._values_at :] = _pack_bits(codes.numpy())
+        scales = pack_scales(means.float(), most=1)
+        content[:, : self._scale_bytes] = scales.view(torch.uint8).numpy()
+        content[:, self._scale_bytes : self._values_at] = self._positions.pack(mask.numpy())
+        is_upper = [(levels >> bit & 1).bool() for bit in range(self._halvings)]
+        codes = torch.stack((kept < 0, *is_upper), dim=2)
+        content[:, self._values_at :] = _pack_bits(codes.view(len(rows), -1).numpy())
         self.decode(payload, decoded)
         return True
 
     def decode(self, payload: bytearray, decoded: torch.Tensor) -> None:
         content = np.frombuffer(payload, np.uint8).reshape(-1, self._row_bytes)
-        mask = self._positions.unpack(content[:, SCALE_BYTES : self._values_at])
+        mask = self._positions.unpack(content[:, self._scale_bytes : self._values_at])
         if mask is None:
             decoded.fill_(torch.nan)
             return
-        packed = torch.from_numpy(content[:, :SCALE_BYTES].copy()).view(torch.int16)
-        codes = torch.from_numpy(_unpack_bits(content[:, self._values_at :])).view(len(content), -1, 2)
-        magnitudes = unpack_scales(packed).gather(1, codes[:, :, 1].long())
+        packed = torch.from_numpy(content[:, : self._scale_bytes].copy()).view(torch.int16)
+        bits = torch.from_numpy(_unpack_bits(content[:, self._values_at :])).view(len(content), self._kept, -1)
+        levels = sum((bits[:, :, 1 + bit].long() << bit for bit in range(self._halvings)), torch.tensor(0))
+        magnitudes = unpack_scales(packed).gather(1, levels)
         rows = torch.zeros(len(content), CHUNK)
-        rows[torch.from_numpy(mask)] = torch.where(codes[:, :, 0].bool(), -magnitudes, magnitudes).view(-1)
+        rows[torch.from_numpy(mask)] = torch.where(bits[:, :, 0].bool(), -magnitudes, magnitudes).view(-1)
         decoded.copy_(rows.view(-1)[: len(decoded)])
 
     def encoded_bytes(self, num_values: int) -> int:
@@ -124,6 +128,15 @@ class _Positions:
         mask = np.zeros((len(packed), CHUNK), bool)
         np.put_along_axis(mask, positions, True, axis=1)
         return mask
+
+
+def _by_size(magnitudes: torch.Tensor, num_halvings: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The level of each, from small to large, and the mean of each level: halved at the mean, and the halves again."""
+    levels, means = torch.zeros_like(magnitudes, dtype=torch.int64), magnitudes.mean(1, keepdim=True)
+    for _ in range(num_halvings):
+        levels = 2 * levels + (magnitudes >= means.gather(1, levels))
+        means = torch.stack([_mean_where(magnitudes, levels == level) for level in range(2 * means.shape[1])], dim=1)
+    return levels, means
 
 
 def _mean_where(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
