@@ -28,18 +28,18 @@ def read(source: dict[str, Any], trainers: list[tuple[int, list[int]]], token: s
     os.environ["HF_TOKEN"] = token  # which it reads whenever it needs it
     try:
         made = task(data=[source])
-        read = []
+        documents = []
         for seed, lives in trainers:
             position, seen = None, []
             for num_blocks in lives:
                 blocks = made.blocks(seed=seed, position=position)
                 seen += [document for _ in range(num_blocks) for document in next(blocks)]
                 position = json.loads(json.dumps(blocks.position))
-            read.append(seen)
-        text = made.tokenizer.decode([int(token) for token in made._evaluation_rows.flatten()])
+            documents.append(seen)
+        text = made.tokenizer.decode([int(one) for one in made._evaluation_rows.flatten()])
     except CollabError as error:
         return {"code": str(error.code), "words": f"{error.message} {error.fix}"}
-    return {"trainers": read, "evaluation": text}
+    return {"trainers": documents, "evaluation": text}
 
 
 for case in json.loads(sys.argv[1]):

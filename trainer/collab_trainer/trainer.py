@@ -249,8 +249,8 @@ class Trainer(Peer):
             round_s = self.outcome.reducing_s if self.outcome is not None else 0.0
             step_s = self._step_samples / self._rate if self._rate else 0.0
             size, link = self.averager.round_bytes(epoch), self.averager.bandwidth
-            at_once = {"overlap_steps": strategy.overlap_steps, "num_fragments": num_fragments}
-            steps = auto_steps(size, link, round_s, step_s, **at_once)
+            overlap = strategy.overlap_steps
+            steps = auto_steps(size, link, round_s, step_s, overlap_steps=overlap, num_fragments=num_fragments)
         per_epoch = max(1, steps // num_fragments)
         return min(per_epoch * self._step_samples, self.settings.limits.max_samples_per_peer)
 
