@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+unexport PYTHONDONTWRITEBYTECODE  # where it is set, each of the hundreds of Pythons of a test run compiles all our sources
 
 .PHONY: venv demo test lint lab-tools browser-tools docs bench clean
 

@@ -41,6 +41,7 @@ OTHER_LOCAL_STEPS = (25, 100, 200)
 TOPK_OUTERS = ((1.0, 0.7), (1.0, 0.5), (1.5, 0.0))
 FEWER_KEPT = ((1024, 2.0), (64, 2.0))  # with which outer learning rate; 64 is published, for far larger models
 FIRST = ("DDP", "diloco none", "diloco int4", "diloco topk", "diloco int4, overlap", "diloco topk, overlap")
+FIRST += ("diloco none, H 100", "diloco int4, H 100")
 """What the suite is about, more than about the others."""
 PR_SET_PDEATHSIG = 1
 MIXES = (0.0, 0.5)
@@ -88,6 +89,7 @@ class LossSuite:
             Arm(name="allreduce fp16", kind="allreduce", lr=ddp.lr, codec="fp16"),
             *(replace(plain, name=f"diloco {codec}", codec=codec) for codec in ("none", "fp16", "int8", "int4")),
             replace(topk, name="diloco topk"),
+            *(replace(plain, name=f"diloco {codec}, H 100", codec=codec, local_steps=100) for codec in ("none", "int4")),
             replace(overlapping, name="diloco int4, overlap"),
             replace(overlapping, name="diloco int4, overlap, H 100", local_steps=100),
             replace(topk, name="diloco topk, overlap", overlap=OVERLAP, mix=overlapping.mix),

@@ -18,11 +18,11 @@ def tables_of(results: Sequence[Result], data: str) -> str:
 
 def _losses(results: Sequence[Result], data: str) -> str:
     floor = make_task(data, 0).floor
-    named = {result.arm.name: result for result in results}
-    ddp, plain = named["DDP"], named["diloco none"]
+    ddp = next(result for result in results if result.arm.kind == "ddp")
+    plain = {result.arm.local_steps: result for result in results if result.arm.name.startswith("diloco none")}
     headings = [data, "seeds", "steps", "H", "inner lr", "loss"]
     headings += ["over the floor"] if floor is not None else []
-    rows = [[*headings, "% above DDP", "% above diloco none"]]
+    rows = [[*headings, "% above DDP", "% above diloco none, same H"]]
     for result in results:
         arm = result.arm
         row = [
@@ -35,7 +35,7 @@ def _losses(results: Sequence[Result], data: str) -> str:
         ]
         if floor is not None:
             row.append(interval([loss - floor for loss in result.finals]))
-        rows.append([*row, *(interval(result.relative_to(other), 2) for other in (ddp, plain))])
+        rows.append([*row, *(interval(result.relative_to(other), 2) for other in (ddp, plain[arm.local_steps]))])
     return markdown(rows)
 
 

@@ -174,7 +174,9 @@ def test_training_goes_on_while_newcomers_fetch(crowd: Crowd) -> None:
         assert newcomer.stdin is not None
         newcomer.stdin.write("now\n")
         newcomer.stdin.flush()
-    during = steps_per_second(6)
-    assert during > 0.9 * before, (before, during)
+    during = [steps_per_second(5)]
+    while during[-1] < 0.9 * before:  # other tests hold it up for a while; newcomers would all the time
+        assert len(during) < 3, (before, during)
+        during.append(steps_per_second(5))
     shares = [json.loads(newcomer.stdout.readline())["share"] for newcomer in newcomers if newcomer.stdout is not None]
     assert all(share > 0 for share in shares)  # they did fetch meanwhile

@@ -31,10 +31,11 @@ async def open_pipe(end: socket.socket) -> tuple[Pipe, Counts]:
 
 
 def between_two(scene: Callable[[Pipe, Pipe, Counts, Counts], Awaitable[None]]) -> None:
-    """Run a scene with both ends of a connection; afterwards no descriptor is left."""
+    """Run a scene with both ends of a connection; afterwards no descriptor of it is left."""
+    one, other = socket.socketpair()
+    ends = {f"socket:[{os.fstat(end.fileno()).st_ino}]" for end in (one, other)}
 
     async def run() -> None:
-        one, other = socket.socketpair()
         (a, counts_a), (b, counts_b) = await open_pipe(one), await open_pipe(other)
         try:
             await asyncio.wait_for(scene(a, b, counts_a, counts_b), WITHIN_S)
@@ -42,9 +43,15 @@ def between_two(scene: Callable[[Pipe, Pipe, Counts, Counts], Awaitable[None]]) 
             a.close()
             b.close()
 
-    before = len(os.listdir("/proc/self/fd"))
     asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not ends & set(map(_target, os.listdir("/proc/self/fd")))
+
+
+def _target(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:  # that of the listing, and other threads'
+        return ""
 
 
 @pytest.mark.parametrize("size", [0, 1, LONG_BYTES - 1, LONG_BYTES, PIECE_BYTES, 3 * PIECE_BYTES + 17])
