@@ -40,8 +40,10 @@ OUTERS = ((0.7, 0.9), (0.7, 0.5), (1.0, 0.7), (1.0, 0.5), (1.0, 0.3), (1.0, 0.0)
 OTHER_LOCAL_STEPS = (25, 100, 200)
 TOPK_OUTERS = ((1.0, 0.7), (1.0, 0.5), (1.5, 0.0))
 FEWER_KEPT = ((1024, 2.0), (64, 2.0))  # with which outer learning rate; 64 is published, for far larger models
-FIRST = ("DDP", "diloco none", "diloco int4", "diloco topk", "diloco int4, overlap", "diloco topk, overlap")
-FIRST += ("diloco none, H 100", "diloco int4, H 100")
+FIRST = (
+    *("DDP", "diloco none", "diloco int4", "diloco topk", "diloco none, H 100", "diloco int4, H 100"),
+    *("diloco int4, overlap", "diloco topk, overlap"),
+)
 """What the suite is about, more than about the others."""
 PR_SET_PDEATHSIG = 1
 MIXES = (0.0, 0.5)
