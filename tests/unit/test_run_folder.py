@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -74,6 +75,29 @@ def test_the_join_page_gets_every_new_invite_and_the_rest_of_it_stays(tmp_path: 
     folder.join_file.unlink()
     assert not folder.tell_invite("collab1_abc")
     assert not folder.join_file.exists(), "who took it away does not want it"
+
+
+@pytest.mark.parametrize("where", ["kaggle", "colab"])
+def test_the_notebooks_of_the_join_page_get_every_new_invite_and_the_rest_of_them_stays(
+    tmp_path: Path, where: str
+) -> None:
+    folder = RunFolder.create(tmp_path / "my-run", TEMPLATE, template_files("my-run", Template.TINY_GPT))
+    path = folder.path / "web" / f"collab-{where}.ipynb"
+
+    def code() -> list[str]:
+        cells = json.loads(path.read_text())["cells"]
+        return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+    path.write_text(path.read_text().replace("collab-train", "https://runs.example/collab.whl"))
+    before = code()
+    assert "runs.example" in before[0]
+    for invite in ("collab1_abc-D_9", "collab1_zzz"):
+        assert folder.tell_invite(invite)
+        assert code() == [cell.replace('invite = ""', f'invite = "{invite}"') for cell in before]
+        assert sum(invite in cell for cell in code()) == 1
+        assert not folder.tell_invite(invite), "nothing to do"
+    path.unlink()
+    assert folder.tell_invite("collab1_abc"), "the page does without it"
 
 
 def test_the_run_file_stands_for_its_folder(folder: RunFolder) -> None:

@@ -22,10 +22,13 @@ from collab_core.run.settings import RunSettings
 KEY_FILE = "organiser.key"
 MANIFEST_FILE = "manifest.json"
 JOIN_FILE = "join.md"
+NOTEBOOKS = "web/*.ipynb"
 ASSETS_FOLDER = "assets"
 LIVE_LINE = re.compile(rb"^(?:<!-- live: .*-->|\*\*Live:\*\* <http://[^>/]*:\d+/>)$", re.MULTILINE)
 """Meant for the dashboard's address, or with one that we put there: another, of a web server in front of it, stays."""
 ANY_INVITE = re.compile(PREFIX.encode() + "(?:…|[A-Za-z0-9_-]+)".encode())
+INVITE_FIELD = re.compile(rb'(?<="invite = \\")(?:' + PREFIX.encode() + rb'[A-Za-z0-9_-]+)?(?=\\")')
+"""In a notebook, which is a JSON document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class RunFolder:
         return OrganiserKey.load(self.key_file)
 
     def tell_invite(self, invite: str, live: str | None = None) -> bool:
-        """Put the invite wherever one stands in the page people join by; False if there was nothing to do.
+        """Put the invite wherever one stands in the page people join by, and into its notebooks; False: nothing to do.
 
         Args:
             invite: as people type it.
@@ -108,14 +111,18 @@ class RunFolder:
             StateError: STATE_DIR_UNWRITABLE.
         """
         with _said_in_words(self.path):
-            text = self.join_file.read_bytes() if self.join_file.is_file() else b""
-            told = ANY_INVITE.sub(invite.encode(), text)
-            if live is not None:
-                told = LIVE_LINE.sub(f"**Live:** <{live}>".encode(), told)
-            if told == text:
+            if not self.join_file.is_file():
                 return False
-            replace_file(self.join_file, told)
-            return True
+            page = ANY_INVITE.sub(invite.encode(), self.join_file.read_bytes())
+            if live is not None:
+                page = LIVE_LINE.sub(f"**Live:** <{live}>".encode(), page)
+            told = {self.join_file: page}
+            for notebook in self.path.glob(NOTEBOOKS):
+                told[notebook] = INVITE_FIELD.sub(invite.encode(), notebook.read_bytes())
+            changed = {path: content for path, content in told.items() if content != path.read_bytes()}
+            for path, content in changed.items():
+                replace_file(path, content)
+            return bool(changed)
 
     def signed_manifest(self, prepare: Prepare) -> SignedManifest:
         """The run, signed: the kept manifest while the run file says the same, otherwise a new one.
