@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.losses.arms import LOCAL_STEPS
 from benchmarks.losses.results import Result
 from benchmarks.plotting import figure_with
 
@@ -38,6 +39,7 @@ def _colour(result: Result) -> str:
 
 
 def _dashes(result: Result) -> str:
+    is_usual = result.arm.kind != "diloco" or result.arm.local_steps == LOCAL_STEPS
     if result.arm.overlap:
-        return "--"
-    return ":" if result.arm.kind == "diloco" and result.arm.local_steps != 50 else "-"
+        return "--" if is_usual else "-."
+    return "-" if is_usual else ":"
