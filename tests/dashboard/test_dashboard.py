@@ -18,8 +18,8 @@ from websockets.sync.client import connect
 
 from collab_core.errors import Code, CollabError
 from collab_core.overview import survey
+from collab_core.situation import state_in_words
 from collab_dashboard import Dashboard, Place, RunWatch, broadcast
-from collab_dashboard.words import state_in_words
 
 
 @pytest.fixture
