@@ -1,23 +1,32 @@
-"""What 100 browsers cost the process that serves the dashboard, with every record of the run changing every second.
+"""What 100 browsers cost the process that serves the dashboard.
 
 python -m benchmarks.dashboard [--clients 100] [--peers 20] [--seconds 20]
+
+With `--peers 0` that is a real auxiliary with two trainers (emulated devices, steps of 0.2 s), with more of them a
+server that is told of so many peers, whose records all change every second. Fails if browsers take a fifth of a core.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.processes import wait_until
 from websockets.asyncio.client import connect
 
+from benchmarks.devices import PROGRAM
+from benchmarks.experiment import open_swarm
 from collab_core.identity import Identity
 from collab_core.run import Prepared, RunFolder, fingerprint
 from collab_core.run.manifest import Manifest
@@ -26,6 +35,8 @@ from collab_core.swarm.record import PeerRecord
 from collab_dashboard import Dashboard, Place, RunWatch
 
 ROOT = "ab" * 32
+MAX_SHARE = 0.2  # of a core, for all browsers
+STEP_S = 0.2
 
 
 def serve(num_peers: int) -> None:
@@ -110,14 +121,37 @@ def main() -> None:
     if arguments.serve:
         serve(arguments.peers)
         return
-    command = [sys.executable, "-m", "benchmarks.dashboard", "--serve", "--peers", str(arguments.peers)]
+    with told_of(arguments.peers) if arguments.peers else real_run() as (url, process):
+        time.sleep(2)  # it is warm then
+        shares = []
+        for num_clients in (0, arguments.clients):
+            result = asyncio.run(look(url, num_clients, arguments.seconds, process))
+            print(json.dumps({"peers": arguments.peers, **result}), flush=True)
+            shares.append(result["share_of_a_core"])
+    if shares[1] - shares[0] >= MAX_SHARE:
+        raise SystemExit(f"{arguments.clients} browsers cost {shares[1] - shares[0]:.0%} of a core.")
+
+
+@contextlib.contextmanager
+def told_of(num_peers: int) -> Iterator[tuple[str, psutil.Process]]:
+    """A process that is told of so many peers: its address, and itself."""
+    command = [sys.executable, "-m", "benchmarks.dashboard", "--serve", "--peers", str(num_peers)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        url = server.stdout.readline().strip()
-        time.sleep(2)  # it is warm then
-        for num_clients in (0, arguments.clients):
-            result = asyncio.run(look(url, num_clients, arguments.seconds, psutil.Process(server.pid)))
-            print(json.dumps({"peers": arguments.peers, **result}))
+        yield server.stdout.readline().strip(), psutil.Process(server.pid)
+
+
+@contextlib.contextmanager
+def real_run() -> Iterator[tuple[str, psutil.Process]]:
+    """A run under way: the address of its auxiliary's dashboard, and the auxiliary."""
+    with open_swarm('name = "run"\n') as swarm:
+        aux = swarm.aux(swarm.folder / "run", "aux", "--dashboard", "127.0.0.1:0")
+        trainers = [swarm.trainer(name, env={"PAD_S": str(STEP_S)}, program=PROGRAM) for name in ("first", "second")]
+        for trainer in trainers:
+            trainer.wait_for_epoch(3)
+        address = re.compile(r"http://127.0.0.1:\d+/")
+        wait_until(lambda: bool(address.search(aux.log.read_text())), "the dashboard's address")
+        yield address.findall(aux.log.read_text())[0], psutil.Process(aux.process.pid)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ class Terminal:
         geometry = ["-x", str(size.columns), "-y", str(size.rows)]
         self._tmux("new-session", "-d", "-s", self.name, *geometry, "bash", "-c", run)
         self._tmux("set-option", "-t", self.name, "remain-on-exit", "on")
+        self._tmux("set-option", "-t", self.name, "remain-on-exit-format", "")  # else tmux says that it is dead
         self._tmux("set-option", "-t", self.name, "status", "off")
         self._tmux("resize-window", "-t", self.name, *geometry)
 

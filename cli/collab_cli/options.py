@@ -54,7 +54,8 @@ MaxUpload = Annotated[
     typer.Option(
         min=0.6,  # 1 MiB must get through before newcomers lose their patience
         max=MAX_RATE,
-        help="Mbit/s at most for newcomers who fetch the state from you. Default: no limit.",
+        help="Mbit/s at most for newcomers who fetch the state from you; rounds give you a share that fits. "
+        "Default: no limit.",
         rich_help_panel=NETWORK,
     ),
 ]

@@ -50,6 +50,8 @@ class RunView:
         self._num_epochs = 0
         self._samples_before: int | None = None
         self._is_gossip = self._settings.strategy.name == "gossip"
+        self._reached: tuple[int, float] = (-1, 0.0)
+        """The epoch that was seen last, and since when."""
         for event in past:
             if event["event"] in ("epoch", "round") and event.get("loss") is not None:
                 self._curve.add(event["epoch"], event["loss"])
@@ -114,13 +116,13 @@ class RunView:
         return title
 
     def _lines(self, seen: Overview, width: int) -> Iterator[Text]:
-        if self._state is not None:
-            yield _line("now", self.phase())
+        yield _line("now", self.phase() if self._state is not None else self._situation(seen))
         bar_chars = min(BAR_CHARS, width - 46)
         of = f" of {seen.target:,}" if seen.target else ""
         speed = f"{seen.samples_per_second:,.0f}/s"
         yield _line("swarm", _bar(seen.collected, seen.target, bar_chars), f"{seen.collected:,}{of} samples, {speed}")
         if self._state is None:
+            yield _line("given", f"{seen.samples:,} samples by everyone, so far")
             return
         mine = self._session.swarm.record
         share = f", {mine.samples_per_second / seen.samples_per_second:.0%}" if seen.samples_per_second else ""
@@ -129,6 +131,14 @@ class RunView:
         yield _line("you", _bar(mine.epoch_samples, target, bar_chars), mine_now)
         yield _line("link", self._link())
         yield _line("given", self._given(mine.samples))
+
+    def _situation(self, seen: Overview) -> str:
+        """What the swarm does, in words."""
+        from collab_core.situation import state_in_words
+
+        if seen.epoch != self._reached[0]:
+            self._reached = seen.epoch, time.monotonic()
+        return state_in_words(seen, self._settings, time.monotonic() - self._reached[1])[1]
 
     def phase(self) -> str:
         """What this machine does, in words."""

@@ -41,7 +41,7 @@ class PeerConfig:
     bandwidth: Bandwidth | None = None
     """What the link carries; None measures it."""
     max_upload: float = 0.0
-    """Bytes per second that we give to those who fetch the state; 0: as many as the link carries."""
+    """Bytes per second that we give to those who fetch the state, and that our share of a round fits; 0: no limit."""
     is_active: bool = True
     """Holds state and applies every update. Only an auxiliary may say no."""
 
@@ -73,6 +73,7 @@ class Peer:
             layout_hash=replica.layout.hash,
             lengths=[piece.num_values for piece in replica.fragments],
             bandwidth=config.bandwidth,
+            max_upload=config.max_upload,
             fail_at=fail_at,
             quarantine=self.outlook.quarantine,
         )

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
-Tone = Literal["good", "waiting", "bad", "plain"]
+from collab_core.situation import Tone
 
 
 class Quarantined(BaseModel):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from collab_dashboard.shapes import EventView, Tone
+from collab_core.situation import Tone
+from collab_dashboard.shapes import EventView
 
 MAX_TEXT_CHARS = 400
 _ROLES = {"trainer": "trainer", "aux": "auxiliary"}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from collab_core.overview import Overview, survey
 from collab_core.run.manifest import Manifest
+from collab_core.situation import state_in_words
 from collab_core.state.claims import is_trusted
 from collab_core.swarm import Peer
 from collab_core.telemetry import EventLog
@@ -31,7 +32,6 @@ from collab_dashboard.shapes import (
     SampleView,
 )
 from collab_dashboard.timeline import tell
-from collab_dashboard.words import state_in_words
 
 MAX_POINTS = 600
 MAX_HELD_OUT = 200

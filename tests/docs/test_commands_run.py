@@ -169,11 +169,21 @@ def look_on(terminals: Terminals, todo: list[str]) -> None:
         lambda: re.search(r"^epoch +\d+  loss \d", terminals.output(lines), re.MULTILINE) is not None, "a line"
     )
     terminals.wait_for(lambda: "samples, " in terminals.output(screen), "the view")
-    assert "peer" in terminals.output(screen)
+    for shown in (
+        r"now +\S*\d trainers? (?:is|are) (?:collecting samples for|averaging) epoch \d",
+        r"given +\S*[\d,]+ samples by everyone",
+        "peer",
+    ):
+        terminals.wait_for(lambda shown=shown: bool(re.search(shown, plain(terminals.output(screen)))), shown)  # type: ignore[misc]
     for process in (lines, *psutil.Process(screen.pid).children()):  # `script` itself would not pass it on
         process.send_signal(signal.SIGINT)
     for ended in (lines, screen):
         assert "Traceback" not in terminals.finish(ended)
+
+
+def plain(text: str) -> str:
+    """Without colours."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def leave(terminals: Terminals, peer: subprocess.Popen[bytes]) -> None:

@@ -40,3 +40,11 @@ def test_the_unit_starts_an_auxiliary_and_systemd_accepts_it(tmp_path: Path) -> 
     unit.write_text(text.replace(program, "/bin/true"))  # it is to be installed there
     checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_image_has_what_its_packages_link_to() -> None:
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    links = [path for name in ("core", "cli", "trainer", "aux_peer", "dashboard") for path in (ROOT / name).rglob("*")]
+    targets = {path.resolve().relative_to(ROOT).parts[0] for path in links if path.is_symlink()}
+    assert targets
+    assert targets <= let_in

@@ -6,12 +6,17 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from pages import ROOT, prose
+from pages import DOCS, ROOT, prose
+from playwright.sync_api import Browser
 
 from collab_core.run import RunFolder, run_template, template_files
 from collab_core.templates import Template
@@ -133,3 +138,40 @@ def test_code_quoted_on_the_page_of_the_four_moves_is_the_code() -> None:
     quoted = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert quoted
     assert all(textwrap.indent(code, "    ") in source for code in quoted)
+
+
+@pytest.fixture(scope="module")
+def site_url(site: Path) -> Iterator[str]:
+    handler = partial(QuietHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing: only the browser's complaints count."""
+
+
+def test_every_page_fits_a_screen_and_a_phone(browser: Browser, site: Path, site_url: str) -> None:
+    page = browser.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
+    for path in sorted(site.rglob("index.html")):
+        address = f"{site_url}/{path.parent.relative_to(site).as_posix()}/".replace("/./", "/")
+        page.set_viewport_size({"width": 1440, "height": 900})
+        page.goto(address)
+        for width in (1440, 375):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{address} sticks out at the side"
+        broken = "[...document.images].filter(one => one.complete && !one.naturalWidth).map(one => one.src)"
+        assert page.evaluate(broken) == [], address
+        assert complaints == [], address
+
+
+def test_terminals_in_pictures_are_alive() -> None:
+    for path in (DOCS / "images").glob("terminal-*.svg"):
+        assert "Pane is dead" not in path.read_text(), path.name

@@ -52,6 +52,18 @@ def test_the_page_shows_a_swarm_as_it_is(swarm: SwarmOfProcesses, browser: Brows
     wait_until(lambda: epoch_of(page) > epoch, "the next one")
     expect(page.locator("#loss")).to_have_text(re.compile(r"\d\.\d{3}"))
     expect(page.get_by_role("img", name="Loss. From")).to_be_visible()
+    expect(page.locator("#loss-note")).to_contain_text("floor 0.340")
+    expect(page.locator("#loss-legend")).to_contain_text("floor 0.340")
+    expect(page.locator("#progress-text")).to_have_text(re.compile(r"\d+ of 192 samples · last epoch"))
+    expect(page.locator("#speed-note")).to_have_text(re.compile(r"\d .* so far"))
+    expect(page.locator("#board li").first).to_contain_text("samples")
+    expect(page.locator("#board")).to_contain_text(NAME)
+    expect(page.locator("#kept")).to_contain_text(re.compile(r"Archive\s*[1-9]\d* versions?"), timeout=30_000)
+    expect(page.locator("#versions")).to_contain_text(re.compile(r"epoch \d"))
+    expect(page.locator("#texts li").first).to_contain_text(re.compile(r"epoch \d+ · \d\d:\d\d"), timeout=30_000)
+    over_tokens = page.locator("#loss-chart").inner_text()
+    page.locator("#axis").get_by_text("time", exact=True).click()
+    wait_until(lambda: page.locator("#loss-chart").inner_text() != over_tokens, "the loss over time")
 
     # a name is only text
     expect(page.locator("#peers tr", has_text=NAME)).to_have_count(1)
@@ -81,6 +93,7 @@ def test_the_page_shows_a_swarm_as_it_is(swarm: SwarmOfProcesses, browser: Brows
     assert serious(page) == []
     page.set_viewport_size({"width": 375, "height": 812})
     assert page.evaluate("document.documentElement.scrollWidth") == 375, "nothing sticks out at the side"
+    expect(page.locator("#peers tr", has_text=NAME)).to_contain_text(re.compile(r"epoch \d+ · newest state · loss \d"))
     assert serious(page) == []
     page.get_by_role("button", name="Switch between light and dark").press("Enter")
     assert serious(page) == []

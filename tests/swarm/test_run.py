@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import psutil
 import pytest
 import torch
 from conftest import SwarmOfProcesses
-from processes import PeerProcess, collab, wait_until, write_run
+from processes import LOOPBACK, PeerProcess, collab, wait_until, write_run
 
 from collab_core.state.backup import read_backup, write_backup
 from collab_core.state.snapshot import Snapshot
@@ -143,13 +145,47 @@ def test_a_lone_trainer_makes_progress_and_is_joined_later(swarm: SwarmOfProcess
     invite_file = tmp_path / "invite"
     lone = swarm.start("lone", "train", str(run), "--batch-size", "8", "--invite-file", str(invite_file))
     lone.wait_for_epoch(2)
-    friend = swarm.start("friend", "train", invite_file.read_text(), "--batch-size", "8")
+    friend = start_in_a_terminal(swarm, "friend", "train", invite_file.read_text(), "--batch-size", "8")
     name = friend.wait_for("joined")["name"]
     together = lone.wait_for("epoch", lambda event: len(event["members"]) == 2)
     assert name in together["members"]
     friend.wait_for_epoch(together["epoch"] + 1)
     assert_same_history(lone, friend)
     assert_never_goes_back(lone)
+    assert_the_view_is_whole(friend, name)
+
+
+def start_in_a_terminal(swarm: SwarmOfProcesses, name: str, *command: str) -> PeerProcess:
+    """One of 80 × 24."""
+    spawn = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    size = {"COLUMNS": "80", "LINES": "24", "TERM": "xterm-256color"}
+    return swarm.start(name, *command, "--host-maddrs", LOOPBACK, prefix=(sys.executable, "-c", spawn), env=size)
+
+
+def assert_the_view_is_whole(peer: PeerProcess, name: str) -> None:
+    """What was drawn for a trainer in such a terminal: all of it, and nothing that does not fit."""
+
+    def drawn() -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", peer.log.read_text(errors="replace"))
+
+    for pattern in (
+        rf"test-run  epoch \d+  loss \d\.\d{{3}} +you are {name}\s",
+        r"now +joining",
+        r"now +(working|averaging with the others)",
+        r"swarm +[━─]+ +\d+ of 192 samples, \d+/s",
+        r"you +[━─]+ +\d+ samples, \d+/s, \d+%",
+        r"link +↑ \d+\.\d\d MB  ↓ \d+\.\d\d MB  in \d+\.\d s of \d+\.\d s, the last epoch",
+        r"given +\d+ samples in \d+ epochs?",
+        rf"{name} +trainer +direct +(working|averaging|joining) +\d+ +\d+ +\d+ +\d\.\d{{3}} +[0-9a-f]{{6}}",
+        "[▁▂▃▄▅▆▇█⠁-⣿]{8}",  # the curve of the loss
+    ):
+        wait_until(lambda pattern=pattern: re.search(pattern, drawn()) is not None, pattern, 30)  # type: ignore[misc]
+    assert max(map(len, re.split(r"[\r\n]+", drawn()))) <= 80
+    ups = re.findall(
+        r"(?:\x1b\[1A\x1b\[2K)+", peer.log.read_text(errors="replace")
+    )  # from the end of a drawing to its top
+    assert ups
+    assert max(each.count("\x1b[1A") for each in ups) < 24
 
 
 def test_client_mode_trainers_survive_a_restart_of_their_only_auxiliary(

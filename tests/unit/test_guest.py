@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -47,6 +48,16 @@ def test_a_volunteers_hours_and_a_notebooks_limit_are_met_in_time() -> None:
     assert last is not None
     assert last.seconds == 30
     assert time_limit(None, colab, 20 * HOUR) is None  # one that lasts longer than we know
+
+
+def test_a_session_began_with_the_first_process_here() -> None:
+    since = time.time() - psutil.Process(1).create_time()
+    limit = time_limit(None, {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"})
+    if since > 11 * HOUR:
+        assert limit is None or limit.seconds < HOUR
+    else:
+        assert limit is not None
+        assert limit.seconds == pytest.approx(12 * HOUR - MARGIN_S - since, abs=10)
 
 
 def test_an_account_belongs_to_a_key_and_a_run_and_survives_damage(tmp_path: Path) -> None:

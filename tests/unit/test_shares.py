@@ -134,3 +134,17 @@ def test_what_took_long_counts_as_having_come_evenly() -> None:
     meter.count(10 * MIN_BYTES, 10.0)
     meter.end_round()
     assert 0.9 * MIN_BYTES < meter.rate <= MIN_BYTES
+
+
+def test_a_volunteers_cap_is_what_the_link_carries_at_most() -> None:
+    cap = 2.0 * MIN_BYTES
+    unknown = Link(max_upload=cap)
+    assert unknown.bandwidth == Bandwidth(upload=cap), "before anything is measured, too"
+    assert Link(Bandwidth(download=5.0, upload=6.0), cap).bandwidth == Bandwidth(download=5.0, upload=6.0)
+    for num_bytes, known in ((10 * MIN_BYTES, cap), (MIN_BYTES, MIN_BYTES)):
+        link = Link(max_upload=cap)
+        link.upload.count(num_bytes)
+        link.end_round()
+        assert link.bandwidth.upload == pytest.approx(known)
+    capped, *others = divide(1_000_000, [linked(TRAINER, 100, 1), *[linked(TRAINER, 100, 8)] * 3])
+    assert capped < min(others) / 10

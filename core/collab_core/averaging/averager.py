@@ -57,6 +57,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         layout_hash: bytes,
         lengths: Sequence[int],
         bandwidth: Bandwidth | None = None,
+        max_upload: float = 0.0,
         fail_at: FailAt | None = None,
         quarantine: Quarantine | None = None,
     ) -> None:
@@ -67,6 +68,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             layout_hash: what must be equal for everyone.
             lengths: of the vectors that are averaged, in turn, epoch by epoch.
             bandwidth: what the link carries; None measures it.
+            max_upload: bytes per second that our share is to fit; 0: all the link carries.
             fail_at: for tests.
             quarantine: whom to keep out; by default whoever we catch ourselves.
         """
@@ -78,7 +80,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         self._timeout_s = settings.strategy.averaging_timeout_s
         self._namespace = swarm.run_hash.hex()
         self._parts_name = f"{self._namespace}::parts"
-        self._link = Link(bandwidth)
+        self._link = Link(bandwidth, max_upload)
         self._fail_at = fail_at
         self._rounds: dict[bytes, Reduction] = {}
         self._told: set[tuple[str, str]] = set()

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SLOT_S = 0.25
 WINDOW_SLOTS = 4  # a peak must last a second: buffers on the way swallow short bursts at any speed
@@ -55,10 +55,15 @@ class Meter:
 
 
 class Link:
-    """Both directions."""
+    """Both directions.
 
-    def __init__(self, declared: Bandwidth | None = None) -> None:
-        self._declared = declared
+    Args:
+        declared: what the volunteer says that it carries; None measures it.
+        max_upload: bytes per second that the volunteer gives at most; 0: all there are.
+    """
+
+    def __init__(self, declared: Bandwidth | None = None, max_upload: float = 0.0) -> None:
+        self._declared, self._max_upload = declared, max_upload
         self.upload, self.download = Meter(), Meter()
 
     def end_round(self) -> None:
@@ -67,4 +72,7 @@ class Link:
 
     @property
     def bandwidth(self) -> Bandwidth:
-        return self._declared or Bandwidth(download=self.download.rate, upload=self.upload.rate)
+        known = self._declared or Bandwidth(download=self.download.rate, upload=self.upload.rate)
+        if self._max_upload:
+            return replace(known, upload=min(known.upload or self._max_upload, self._max_upload))
+        return known

@@ -106,7 +106,7 @@ def version_checks(swarm: Swarm, run_hash: bytes) -> Iterator[Check]:
         name="version",
         ok=False,
         detail=f"Collab {__version__} is installed here, and the run's peers have {told}",
-        fix=f"pip install collab-train=={theirs}",
+        fix=f"Install Collab {theirs}: the wheel your organiser gives, or pip install collab-train=={theirs}",
         rules_out=BOTH,
     )
 

@@ -203,14 +203,14 @@ function speedOfLink(peer) {
 function makePeer() {
   const cells = {
     dot: make("i", "dot"), name: make("b"), tag: make("span", "tag"), sub: make("span", "sub"),
-    doing: make("span", "doing"), why: make("span", "sub doing"), epoch: make("span"), holds: make("span", "sub"),
+    doing: make("span", "doing"), why: make("span", "sub doing"), short: make("span", "sub narrow"), epoch: make("span"), holds: make("span", "sub"),
     loss: make("td", "num wide"), speed: make("td", "num wide"), samples: make("span"), pace: make("span", "sub narrow"), seen: make("td", "num wide"),
     fill: make("i"),
   };
   cells.dot.setAttribute("aria-hidden", "true");
   const row = make("tr", "",
     make("td", "who", cells.dot, cells.name, cells.tag, cells.sub),
-    make("td", "", cells.doing, cells.why),
+    make("td", "", cells.doing, cells.why, cells.short),
     make("td", "num wide", cells.epoch, cells.holds),
     cells.loss, cells.speed,
     make("td", "num", cells.samples, cells.pace, make("span", "share", cells.fill)),
@@ -241,7 +241,9 @@ export function showPeers(run, now) {
     say(cells.epoch, peer.epoch.toLocaleString("en"));
     const holds = { newest: "newest state", other: "another state", none: "no state" }[peer.state];
     say(cells.holds, peer.distance != null ? `distance ${peer.distance.toExponential(1)}` : holds);
-    say(cells.loss, peer.loss == null ? "" : fixed(peer.loss));
+    const loss = peer.loss == null ? "" : fixed(peer.loss);
+    say(cells.loss, loss);
+    say(cells.short, [`epoch ${cells.epoch.textContent}`, cells.holds.textContent, loss && `loss ${loss}`, ago(now - peer.last_seen)].filter(Boolean).join(" · "));
     const isAtWork = peer.role === "trainer" && peer.presence !== "gone";
     const pace = isAtWork ? `${compact(peer.samples_per_second * rate)}/s` : "";
     say(cells.speed, pace.replace("/s", ""));

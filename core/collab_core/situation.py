@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from collab_core.overview import Overview
 from collab_core.run.settings import RunSettings
-from collab_dashboard.shapes import Tone
+
+Tone = Literal["good", "waiting", "bad", "plain"]
 
 STALLED_S = 60.0
 STALLED = 3.0  # times what the epoch should take at the speed that peers tell
