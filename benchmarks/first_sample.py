@@ -22,8 +22,8 @@ from tests.installing import SOURCE, build_wheel
 from tests.processes import PeerProcess, SwarmOfProcesses
 
 PARTS = {
-    "start Python, load torch, connect": "reachability",
-    "choose a batch size": "tuned",
+    "start Python, connect": "reachability",
+    "load torch, choose a batch size": "tuned",
     "see who is there, fetch the state": "joined",
     "work, average, update": "epoch",
 }
