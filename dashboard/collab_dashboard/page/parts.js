@@ -241,9 +241,8 @@ export function showPeers(run, now) {
     say(cells.epoch, peer.epoch.toLocaleString("en"));
     const holds = { newest: "newest state", other: "another state", none: "no state" }[peer.state];
     say(cells.holds, peer.distance != null ? `distance ${peer.distance.toExponential(1)}` : holds);
-    const loss = peer.loss == null ? "" : fixed(peer.loss);
-    say(cells.loss, loss);
-    say(cells.short, [`epoch ${cells.epoch.textContent}`, cells.holds.textContent, loss && `loss ${loss}`, ago(now - peer.last_seen)].filter(Boolean).join(" · "));
+    say(cells.loss, peer.loss == null ? "" : fixed(peer.loss));
+    say(cells.short, `${cells.holds.textContent} · seen ${ago(now - peer.last_seen)}`);
     const isAtWork = peer.role === "trainer" && peer.presence !== "gone";
     const pace = isAtWork ? `${compact(peer.samples_per_second * rate)}/s` : "";
     say(cells.speed, pace.replace("/s", ""));
