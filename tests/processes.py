@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,6 +202,11 @@ class PeerProcess:
         if self.process.poll() is None:
             self.kill()
         self._output.close()
+
+
+def without_colours(text: str) -> str:
+    """What a terminal was told, without its control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from causal_lm import write_texts
 from pages import DOCS, ROOT, commands, pages
+from processes import without_colours
 from terminals import Terminals
 
 from collab_core.run import Invite
@@ -174,16 +175,11 @@ def look_on(terminals: Terminals, todo: list[str]) -> None:
         r"given +\S*[\d,]+ samples by everyone",
         "peer",
     ):
-        terminals.wait_for(lambda shown=shown: bool(re.search(shown, plain(terminals.output(screen)))), shown)  # type: ignore[misc]
+        terminals.wait_for(lambda shown=shown: bool(re.search(shown, without_colours(terminals.output(screen)))), shown)  # type: ignore[misc]
     for process in (lines, *psutil.Process(screen.pid).children()):  # `script` itself would not pass it on
         process.send_signal(signal.SIGINT)
     for ended in (lines, screen):
         assert "Traceback" not in terminals.finish(ended)
-
-
-def plain(text: str) -> str:
-    """Without colours."""
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def leave(terminals: Terminals, peer: subprocess.Popen[bytes]) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 from conftest import SwarmOfProcesses
-from processes import LOOPBACK, PeerProcess, collab, wait_until, write_run
+from processes import LOOPBACK, PeerProcess, collab, wait_until, without_colours, write_run
 
 from collab_core.state.backup import read_backup, write_backup
 from collab_core.state.snapshot import Snapshot
@@ -166,7 +166,7 @@ def assert_the_view_is_whole(peer: PeerProcess, name: str) -> None:
     """What was drawn for a trainer in such a terminal: all of it, and nothing that does not fit."""
 
     def drawn() -> str:
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", peer.log.read_text(errors="replace"))
+        return without_colours(peer.log.read_text(errors="replace"))
 
     for pattern in (
         rf"test-run  epoch \d+  loss \d\.\d{{3}} +you are {name}\s",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from collab_core.run.runfile import MAX_RUN_FILE_BYTES
 from collab_core.run.settings import Section
 
 MINIMAL = 'name = "my-run"\n'
+NOBODY = 65534
 
 
 def write(folder: Path, text: str | bytes) -> Path:
@@ -100,11 +103,23 @@ def test_a_path_that_cannot_be_a_run_file_is_refused_in_words(path: str) -> None
     assert caught.value.code is Code.RUN_NOT_FOUND
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_refused_in_words(tmp_path: Path) -> None:
-    write(tmp_path, MINIMAL).chmod(0)
-    with pytest.raises(ConfigError, match="Permission denied"):
-        load_run_file(tmp_path)
+def test_a_file_without_permission_is_refused_in_words(short_folder: Path) -> None:
+    short_folder.chmod(0o755)
+    write(short_folder, MINIMAL).chmod(0)
+    with as_anybody(), pytest.raises(ConfigError, match="Permission denied"):
+        load_run_file(short_folder)
+
+
+@contextlib.contextmanager
+def as_anybody() -> Iterator[None]:
+    """Root may read everything, so it is somebody else for a moment."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
 
 
 @pytest.mark.parametrize(
