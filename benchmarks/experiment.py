@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -51,18 +52,20 @@ class Experiment:
                 if time.monotonic() > self.until:
                     print("The time is up; the next call goes on here.")
                     return
-                entry = self._measure(arm, seed)
+                if (entry := self._measure(arm, seed)) is None:
+                    continue
                 record.add({"arm": arm, "seed": seed, **entry})
                 print(f"{seed + 1}/{num_repeats} {arm}: {entry['value']:.4g} ({self.unit})", flush=True)
 
-    def _measure(self, arm: str, seed: int) -> Entry:
-        """One run. One that fails is made again, and counted."""
+    def _measure(self, arm: str, seed: int) -> Entry | None:
+        """One run. One that fails is made again, and counted; the next call tries those again that failed too often."""
         for num_failed in range(MAX_STARTS):
             try:
                 return {**self.measure(arm, seed, self.length), "failed_starts": num_failed}
             except TeamFailed as error:
                 print(f"{arm}: {error}", flush=True)
-        raise SystemExit(f"{arm} failed {MAX_STARTS} times in a row; its own words are above.")
+        print(f"{arm} failed {MAX_STARTS} times in a row; its own words are above.", flush=True)
+        return None
 
     def table(self, record: Record) -> str:
         headings = ["arm", *self.columns, "failed starts"]
@@ -77,7 +80,8 @@ class Experiment:
         from benchmarks.plotting import bars
 
         values = {arm: [entry["value"] for entry in record.entries_of(arm=arm)] for arm in self.arms}
-        bars({"": {arm: found for arm, found in values.items() if found}}, title=self.title, unit=self.unit, path=path)
+        if measured := {arm: found for arm, found in values.items() if found}:
+            bars({"": measured}, title=self.title, unit=self.unit, path=path)
 
 
 @contextlib.contextmanager
@@ -91,13 +95,14 @@ def open_swarm(run: str) -> Iterator[SwarmOfProcesses]:
         RunFolder.create(folder / "run", run)
         swarm = SwarmOfProcesses(folder)
         try:
-            yield swarm
-        except AssertionError as error:
+            try:
+                yield swarm
+            finally:
+                swarm.close()
+                if logs := os.environ.get("COLLAB_BENCH_LOGS"):
+                    shutil.copytree(folder, Path(logs) / folder.name)
+        except (AssertionError, subprocess.TimeoutExpired) as error:  # who did not get to its end, or stayed behind
             raise TeamFailed(str(error)) from error
-        finally:
-            swarm.close()
-            if logs := os.environ.get("COLLAB_BENCH_LOGS"):
-                shutil.copytree(folder, Path(logs) / folder.name)
 
 
 def spread(key: str, form: str = "{:.1f}") -> Column:

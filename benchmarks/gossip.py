@@ -115,10 +115,11 @@ def measure(arm: str, seed: int, length: float) -> Entry:
         losses = [_loss(task, values) for values in (models[:1] if arm == "allreduce" else models)]
         report: Entry = {"value": statistics.mean(losses), "worst": max(losses)}
         if arm == "allreduce":
-            samples = sum(event["samples"] for event in trainers[0].events("epoch"))
-            return {**report, "samples": samples}
+            return {**report, "samples": sum(event["samples"] for event in aux.events("epoch"))}
         samples = sum(event["samples"] for trainer in trainers for event in trainer.events("round"))
         lost = sum(len(trainer.events("exchange_lost")) for trainer in trainers)
+        weights = {event["weight"] for trainer in trainers for event in trainer.events("met")}
+        assert weights == set(SIZES), f"models are weighted by the sentences of their shards, not by {weights}"
         ended = sum(bool(trainer.events("converged")) for trainer in trainers)
         met = sum(len(trainer.events("met")) for trainer in trainers)
         more = {"distance": _distance(task, models), "drift": _drift(swarm.folder), "ended": ended, "met": met}
@@ -163,7 +164,7 @@ def _distance(task: Task, models: list[dict[str, torch.Tensor]]) -> float:
 
 def _drift(folder: Path) -> float:
     """What the exchanges of everyone did to the sum of all models, by weight, beside what they did to the models."""
-    accounts = [torch.load(path, weights_only=True) for path in sorted(folder.glob("account-*"))]
+    accounts = [torch.load(folder / f"account-{number}", weights_only=True) for number in range(len(SIZES))]
     total: torch.Tensor = sum(account["weight"] * account["received"] for account in accounts)
     moved: float = sum(account["weight"] * float(account["received"].norm()) for account in accounts)
     return float(total.norm()) / moved

@@ -60,7 +60,8 @@ def bars(groups: Mapping[str, Mapping[str, list[float]]], *, title: str, unit: s
 def _colours(arms: list[str]) -> dict[str, str]:
     ours = [arm for arm in arms if arm.startswith(OURS)]
     others = [arm for arm in arms if arm not in ours]
-    return dict(zip(others, GREYS, strict=False)) | {others[-1]: RIVAL} | dict(zip(ours, BLUES, strict=False))
+    rival = {others[-1]: RIVAL} if others else {}
+    return dict(zip(others, GREYS, strict=False)) | rival | dict(zip(ours, BLUES, strict=False))
 
 
 def curves(panels: Mapping[str, Mapping[str, Mapping[int, float]]], *, x: str, path: Path) -> None:
@@ -71,7 +72,7 @@ def curves(panels: Mapping[str, Mapping[str, Mapping[int, float]]], *, x: str, p
         x: what the sizes are.
         path: of the plot.
     """
-    colours = (OURS, RIVAL, *GREYS[::-2])
+    colours = (BLUES[0], RIVAL, *GREYS[::-2])
     with figure_with(rows=1, columns=len(panels), size=(4 * len(panels), 3.6), path=path) as (_, (all_axes,)):
         for axes, (unit, lines) in zip(all_axes, panels.items(), strict=True):
             measured = {label: values for label, values in lines.items() if values}

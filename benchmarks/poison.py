@@ -54,8 +54,11 @@ def measure(arm: str, seed: int, length: float) -> Entry:
     with open_swarm(RUN.format(seed=seed, num_epochs=num_epochs, reduction=REDUCTION)) as swarm:
         aux = swarm.aux(swarm.folder / "run", "aux", "--backup-every-step", str(num_epochs))
         num_hostile = 0 if arm == "clean" else NUM_HOSTILE
-        for number in range(NUM_TRAINERS):
+        for number in reversed(range(NUM_TRAINERS)):
             is_hostile = number < num_hostile
+            if number == num_hostile - 1:  # the hostile ones come last: one alone with the first would be all there is
+                for peer in swarm.peers:
+                    peer.wait_for("joined", timeout_s=START_S)
             environment = {"PAD_S": str(STEP_S), **({"HOSTILE": arm} if is_hostile else {})}
             name = f"hostile-{number}" if is_hostile else f"honest-{number}"
             swarm.trainer(name, "--name", name, "--backup-every-step", "0", env=environment, program=PROGRAM)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -33,8 +33,9 @@ class Repo:
     is_private: bool = False
     commits: dict[str, Files] = field(default_factory=dict)
 
-    def commit(self, changes: Files) -> str:
-        files = {**(self.at("main") or {}), **changes}
+    def commit(self, changes: Files, deleted: Collection[str] = ()) -> str:
+        kept = {name: data for name, data in (self.at("main") or {}).items() if name not in deleted}
+        files = {**kept, **changes}
         content = repr(
             (len(self.commits), sorted((name, hashlib.sha1(data).hexdigest()) for name, data in files.items()))
         )
@@ -248,6 +249,7 @@ class Handler(BaseHTTPRequestHandler):
         repo = self._repo(kind, name)
         self.hub.before_commit()
         changes: Files = {}
+        deleted: list[str] = []
         for line in body.splitlines():
             item = json.loads(line)
             value = item["value"]
@@ -255,9 +257,11 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refusal(412, "", "A commit has happened since. Please refresh and try again.")
             if item["key"] == "file":
                 changes[value["path"]] = base64.b64decode(value["content"])
+            elif item["key"] == "deletedFile":
+                deleted.append(value["path"])
             elif item["key"] == "lfsFile":
                 changes[value["path"]] = self.hub.lfs[value["oid"]]
-        commit = repo.commit(changes)
+        commit = repo.commit(changes, deleted)
         self._json({"success": True, "commitOid": commit, "commitUrl": f"{self.hub.url}/{name}/commit/{commit}"})
 
     def info(self, body: bytes, kind: str, name: str, revision: str | None = None) -> None:

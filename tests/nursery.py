@@ -38,6 +38,7 @@ def _open() -> Any:
 
 def _be_a_peer(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
     os.setsid()
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # or it waits for us as we for it
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)

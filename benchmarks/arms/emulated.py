@@ -79,11 +79,10 @@ class EpochClock:
 
     def report(self, team: Team) -> None:
         """Once the last epoch has begun."""
-        (start, cpu_before, sent_before), (end, cpu_after, sent_after) = (
-            self._starts[NUM_WARM_UP],
-            self._starts[NUM_EPOCHS],
-        )
-        num_epochs = NUM_EPOCHS - NUM_WARM_UP
+        # who fetched the state of a later epoch begins to count there
+        first, last = (min(epoch for epoch in self._starts if epoch >= at) for at in (NUM_WARM_UP, NUM_EPOCHS))
+        (start, cpu_before, sent_before), (end, cpu_after, sent_after) = self._starts[first], self._starts[last]
+        num_epochs = last - first
         team.meet("done")
         print(
             json.dumps(

@@ -24,6 +24,7 @@ class Padded(Trainer):
 
     emulated: Device
     is_alone_on_purpose = False
+    averages_every_step = False
 
     def _step(self) -> None:
         self.emulated.begin_step()
@@ -33,6 +34,8 @@ class Padded(Trainer):
             self.stop.set()
 
     def _should_average(self, num_samples: int) -> bool:
+        if self.averages_every_step:  # otherwise it goes on until it hears that the batch is full, mostly a step more
+            return num_samples > 0
         return not self.is_alone_on_purpose and super()._should_average(num_samples)
 
 
@@ -48,7 +51,8 @@ def main() -> None:
     config = TrainerConfig(backup_every=0, batch_size=BATCH_SIZE)
     address = f"/ip4/{ips[team.rank]}/tcp/0"
     with open_trainer(Padded, team, make_task(), run_text(arm, team.size), config, address) as peer:
-        peer.emulated, peer.is_alone_on_purpose = Device(team, arm), arm == "alone"
+        peer.emulated = Device(team, arm)
+        peer.is_alone_on_purpose, peer.averages_every_step = arm == "alone", arm == "allreduce"
         enter_together(peer, team)
         peer.run()
         peer.emulated.report()

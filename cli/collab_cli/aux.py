@@ -47,6 +47,15 @@ def aux(
             rich_help_panel=options.NETWORK,
         ),
     ] = None,
+    dashboard_url: Annotated[
+        str | None,
+        typer.Option(
+            help='Where people open that page, for the run\'s join.md; "" if they cannot. '
+            "Default: this machine's address, if the page is shown to everyone.",
+            metavar="URL",
+            rich_help_panel=options.NETWORK,
+        ),
+    ] = None,
     wandb_project: Annotated[
         str | None,
         typer.Option(help="Send the run's curves to this project of Weights & Biases (needs `pip install wandb`)."),
@@ -63,6 +72,7 @@ def aux(
         if dashboard is not None:  # a port that is taken is said before joining, not after
             from collab_dashboard import Place
 
+            options.check_url(dashboard_url, "--dashboard-url")
             place = Place.parse(dashboard, "--dashboard")
             taken = stack.enter_context(place.bind("--dashboard"))
         from collab_core.swarm import SwarmConfig
@@ -92,6 +102,7 @@ def aux(
             torch.set_num_threads(1)  # the update is elementwise and short; the cores belong to the network
             session = stack.enter_context(open_session(source, config, state_dir=state_dir, prepare=prepare))
         session.events.listen(EventLines(console))
+        session.exchange.throttle.bytes_per_second = options.bytes_per_second(max_upload)
         settings = session.manifest.settings
         is_gossip = settings.strategy.name == "gossip"
         peer: Auxiliary | GossipAuxiliary
@@ -140,8 +151,8 @@ def aux(
         invite = session.invite().encode()
         if invite_file is not None:
             replace_file(invite_file.absolute(), invite.encode() + b"\n")
-        live = None
-        if dashboard is not None and not place.is_local:
+        live = dashboard_url or None
+        if dashboard is not None and not place.is_local and dashboard_url is None:
             host = next(filter(None, map(host_and_port, session.invite().initial_peers)), (place.host, 0))[0]
             live = f"http://{Place(host, taken.getsockname()[1])}/"
         put_into_page(source, invite, live, console)

@@ -187,9 +187,10 @@ def _hidden(event: dict[str, Any]) -> str:
     port = f"TCP port {event['port']}"
     match event["mode"]:
         case "client":
+            relay = "start again when an auxiliary can relay" if event["wants_relay"] else "try --use-relay"
             return (
                 "Nobody can connect to this machine, so it only dials out (client mode) and others reduce for it. "
-                f"[dim]To reduce too: open {port} in your router, or try --use-relay.[/dim]"
+                f"[dim]To reduce too: open {port} in your router, or {relay}.[/dim]"
             )
         case "relay":
             return "Nobody can connect to this machine, so others reach it through an auxiliary (relay)."

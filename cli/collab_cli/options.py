@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -121,6 +122,16 @@ def check_invite_file(path: Path | None, *, is_reachable: bool = True) -> None:
             Code.STATE_DIR_UNWRITABLE,
             f"The invite file {path} cannot be written.",
             fix="Give a file in a folder that exists and that you may write to.",
+        )
+
+
+def check_url(text: str | None, option: str) -> None:
+    """Something that can be opened, and written into a page; empty is fine."""
+    from collab_core.errors import Code, ConfigError
+
+    if text and not re.fullmatch(r"https?://[^\s<>\"']+", text):
+        raise ConfigError(
+            Code.BAD_OPTION, f"{option} {text!r} is not an address of a page.", fix="Write it like https://example.org/"
         )
 
 

@@ -36,9 +36,10 @@ def tune(
         console = Terminal(stderr=as_json)
         source = options.read_source(run)
         with console.status("Looking at the run and building its model…"):
+            from collab_core.errors import Code, TaskError
             from collab_trainer import load_task, pick_device
             from collab_trainer.device import describe
-            from collab_trainer.tuning import best_batch, largest_batch, try_batches
+            from collab_trainer.tuning import best_batch, largest_batch, train_with, try_batches
 
             settings, context = _look(source)
             chosen = pick_device(device)
@@ -47,13 +48,20 @@ def tune(
             rows = task.samples(next(task.blocks(seed=secrets.randbits(63), position=None)))
         with console.status("Trying batch sizes…"):
             trials = list(try_batches(task, model, rows, chosen, largest_batch(settings)))
+        if not any(trial.samples_per_second for trial in trials):
+            raise TaskError(
+                Code.OUT_OF_MEMORY,
+                f"Not even one sample fits into the memory of {describe(chosen)}.",
+                fix="Join from a machine with more; `collab doctor` says how much it takes.",
+            )
         best = best_batch(trials)
+        batch_size = train_with(best, settings)
         if as_json:
             speeds = [{"batch_size": one.batch_size, "samples_per_second": one.samples_per_second} for one in trials]
-            print_json({"device": describe(chosen), "batch_size": best, "trials": speeds})
+            print_json({"device": describe(chosen), "batch_size": batch_size, "rows": best, "trials": speeds})
             return
         table = Table(box=None, pad_edge=False)
-        for heading in ("batch size", "samples/s"):
+        for heading in ("at once", "samples/s"):
             table.add_column(heading, justify="right")
         table.add_column("")
         fastest = max(trial.samples_per_second for trial in trials) or 1.0
@@ -67,7 +75,10 @@ def tune(
             table.add_row(str(trial.batch_size), speed, f"[green]{bar}[/green]" if trial.batch_size == best else bar)
         console.print(f"Run [bold]{settings.name}[/bold] on {describe(chosen)}:")
         console.print(table)
-        console.print(f"\n`collab train` takes {best} at once by itself here. To choose another: --batch-size N")
+        words = f"`collab train` takes batches of {best} by itself here. To choose another: --batch-size N"
+        if batch_size != best:
+            words = f"A step of this run has {batch_size} samples. `collab train` takes {best} of them at once here."
+        console.print(f"\n{words}")
 
 
 def _look(source: Invite | RunFolder) -> tuple[RunSettings, TaskContext]:

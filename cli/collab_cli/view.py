@@ -25,6 +25,7 @@ BAR_CHARS = 32
 LABEL_CHARS = 9
 MIN_CHART, MAX_CHART = 3, 18
 FIXED_LINES = 10  # all but the chart and the peers
+ABOVE_LINES = 4  # where there is room: what was said last stays in sight above the view
 LOOKS_PER_SECOND = 4
 IN_VIEW = frozenset({"epoch", "round", "fetching"})
 SHOWN_WHILE_FETCHING_S = 3.0
@@ -50,6 +51,7 @@ class RunView:
         self._num_epochs = 0
         self._samples_before: int | None = None
         self._is_gossip = self._settings.strategy.name == "gossip"
+        self._seen: Overview | None = None
         self._reached: tuple[int, float] = (-1, 0.0)
         """The epoch that was seen last, and since when."""
         for event in past:
@@ -77,7 +79,7 @@ class RunView:
         peers = swarm.peers()
         if self._state is not None:
             peers.insert(0, Peer(swarm.peer_id, swarm.record, expires=0.0))
-        seen = survey(peers, self._session.manifest)
+        seen = self._seen = survey(peers, self._session.manifest, self._seen)
         if self._state is None and seen.loss is not None and seen.epoch > 0:
             self._curve.add(seen.epoch, seen.loss)
         return seen
@@ -85,8 +87,7 @@ class RunView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         seen = self.look()
         width, height = options.max_width, console.height
-        rows = min(len(seen.peers), max(2, (height - FIXED_LINES) // 2))
-        chart = min(max(height - FIXED_LINES - rows, MIN_CHART), MAX_CHART)
+        chart, rows = share_height(height, len(seen.peers))
         yield self._title(seen, width)
         yield ""
         values = self._curve.values() if self._curve.has_shape else []
@@ -215,6 +216,14 @@ class RunView:
             "" if record.loss is None else f"{record.loss:.3f}",
             last,
         )
+
+
+def share_height(height: int, num_peers: int) -> tuple[int, int]:
+    """How many lines of a terminal the chart gets, and how many the peers: the view must not be higher than it."""
+    free = height - FIXED_LINES
+    rows = min(num_peers, max(2, min(free // 2, free - MIN_CHART - 1)))
+    num_more_lines = 1 if num_peers > rows else 0
+    return min(max(free - rows - num_more_lines - ABOVE_LINES, MIN_CHART), MAX_CHART), rows
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from collab_core.averaging.verdicts import verdicts, voices_of
 from collab_core.checkpoints.statement import may_checkpoint
@@ -38,21 +38,26 @@ class Overview:
     """Samples of the epoch under way."""
     target: int
     """How many it needs; 0 if nobody knows, and in a gossip run, where everyone has its own."""
+    told_samples: int
+    """What the trainers say they gave to finished epochs."""
 
     @property
     def samples(self) -> int:
         """Behind the state everyone should have; where there is none, what the trainers say they gave."""
-        return max(self.tip.samples, 0) or sum(peer.record.samples for peer in self.trainers)
+        return max(self.tip.samples, 0) or self.told_samples
 
 
-def survey(peers: Sequence[Peer], manifest: Manifest) -> Overview:
+def survey(peers: Sequence[Peer], manifest: Manifest, before: Overview | None = None) -> Overview:
     """What the records of these peers say together.
 
     Args:
         peers: as the directory has them; who takes part itself adds its own record.
         manifest: of the run.
+        before: the last look. While nobody is there, the run is where it was then.
     """
     peers = [peer for peer in peers if peer.record.role != "observer"]
+    if not peers and before is not None:
+        return replace(before, peers=peers, trainers=[], loss=None, samples_per_second=0.0, collected=0)
     tip = common_tip(peers, manifest)
     rounds = (peer.record.epoch for peer in peers if peer.record.gossip is not None)
     epoch = max(tip.epoch, 0, *rounds)
@@ -78,6 +83,7 @@ def survey(peers: Sequence[Peer], manifest: Manifest) -> Overview:
         samples_per_second=min(sum(peer.record.samples_per_second for peer in trainers), 1e15),
         collected=collected,
         target=target,
+        told_samples=sum(peer.record.samples for peer in trainers),
     )
 
 

@@ -32,7 +32,7 @@ class PeerView(BaseModel):
     last_seen: float
     """When a new record of it last arrived here, in Unix time."""
     state: Literal["newest", "other", "none"]
-    """Whether it holds the state everyone should have, another one, or none."""
+    """Whether it holds the state everyone should have, another one, or none; who is gone holds none."""
     epoch: int
     samples: int
     """What it says it contributed to finished epochs."""
@@ -145,8 +145,8 @@ class Progress(BaseModel):
     collected: int
     target: int
     """0: everyone has a target of its own."""
-    since: float
-    """When the last epoch ended, as far as was seen from here."""
+    since: float | None = None
+    """When the last epoch ended, if that was seen from here."""
 
 
 class RunView(BaseModel):

@@ -33,7 +33,7 @@ def _sentence(event: Mapping[str, Any]) -> tuple[Tone, str] | None:
         case "left":
             return "plain", f"This auxiliary left at epoch {event['epoch']}."
         case "peer_joined":
-            return "good", f"{name} ({_ROLES[event['role']]}) joined."
+            return "good", f"{name} ({_ROLES[event['role']]}) is here."  # it may have been, before we looked
         case "peer_left":
             return "waiting", f"{name} ({_ROLES[event['role']]}) left: {reason}."
         case "epoch" if event["lost"]:

@@ -98,8 +98,11 @@ class RunWatch:
     """Samples by name, of all rounds in our log."""
     _samples: dict[int, int] = field(default_factory=dict)
     """Behind each epoch, of the last ones."""
+    _last: Overview | None = None
     _epoch: int = -1
-    _epoch_since: float = field(default_factory=time.time)
+    _epoch_since: float | None = None
+    """When the last epoch ended; None: before we looked."""
+    _looked_since: float = field(default_factory=time.time)
     _kept_out: set[tuple[str, int]] = field(default_factory=set)
     _checkpoints: dict[int, CheckpointView] = field(default_factory=dict)
     """By epoch."""
@@ -143,6 +146,8 @@ class RunWatch:
                     loss = event["loss"] if isinstance(event["loss"], float) and math.isfinite(event["loss"]) else None
                     self._points.add(event["time"], Point(epoch, samples, loss, rate, trainers))
             case "epoch" | "assisted":
+                if self._epoch < 0:
+                    self._epoch_since = float(event["time"])
                 for name, samples in event["members"].items():
                     self._counted[name] = self._counted.get(name, 0) + int(samples)
                 while len(self._counted) > MAX_NAMES:
@@ -170,7 +175,7 @@ class RunWatch:
         """The run now; remembers it for later."""
         now = time.time()
         present = [*self.peers(), *([self.own()] if self.own is not None else ())]
-        seen = survey(present, self.manifest)
+        seen = self._last = survey(present, self.manifest, self._last)
         with self._lock:
             self._meet(seen, now)
             self._remember(seen, now)
@@ -195,7 +200,7 @@ class RunWatch:
 
     def _remember(self, seen: Overview, now: float) -> None:
         if seen.epoch != self._epoch:
-            self._epoch_since = now
+            self._epoch_since = now if self._epoch >= 0 else self._epoch_since
             self._epoch = seen.epoch
         if seen.peers:
             point = Point(seen.epoch, seen.samples, seen.loss, round(seen.samples_per_second, 2), len(seen.trainers))
@@ -232,7 +237,8 @@ class RunWatch:
 
     def _view(self, seen: Overview, now: float) -> RunView:
         settings = self.manifest.settings
-        tone, words = state_in_words(seen, settings, now - self._epoch_since)
+        since = self._epoch_since
+        tone, words = state_in_words(seen, settings, now - (self._looked_since if since is None else since))
         held_out = self._held_out.last
         listed = sorted(self._seen.values(), key=lambda one: (one.is_gone, -one.last_seen))[:MAX_PEERS]
         return RunView(
@@ -253,7 +259,9 @@ class RunWatch:
             held_out_loss=None if held_out is None else held_out.loss,
             floor=self.floor,
             samples_per_second=round(seen.samples_per_second, 2),
-            progress=Progress(collected=seen.collected, target=seen.target, since=round(self._epoch_since, 1)),
+            progress=Progress(
+                collected=seen.collected, target=seen.target, since=None if since is None else round(since, 1)
+            ),
             num_trainers=len(seen.trainers),
             num_auxiliaries=sum(peer.record.role == "aux" for peer in seen.peers),
             num_quarantined=len(seen.kept_out),
@@ -273,6 +281,7 @@ class RunWatch:
         is_this = self.own is not None and self.own().peer_id == peer_id
         presence: Literal["here", "silent", "gone"] = "here" if now - one.last_seen < SILENT_S else "silent"
         sentence = seen.kept_out.get(peer_id)
+        root = None if one.is_gone else record.root
         assert record.role != "observer"
         return PeerView(
             peer_id=peer_id,
@@ -283,7 +292,7 @@ class RunWatch:
             phase=record.phase,
             presence="gone" if one.is_gone else presence,
             last_seen=round(one.last_seen, 1),
-            state="none" if record.root is None else "newest" if record.root == seen.tip.root else "other",
+            state="none" if root is None else "newest" if root == seen.tip.root else "other",
             epoch=record.epoch,
             samples=record.samples,
             epoch_samples=record.epoch_samples,

@@ -53,7 +53,7 @@ def run_file_page() -> str:
         "- `strategy.local_steps`, `strategy.fragments`, `strategy.overlap_steps`, the codec `topk`, `strategy.keep`",
         '  and `[outer]` are only for `strategy.name = "diloco"`.',
         "- `strategy.keep` of 512 or less needs `outer.momentum = 0`.",
-        "- `optimizer.name` is `lamb` only with `allreduce`, `adamw8bit` only with `diloco`.",
+        "- `optimizer.name` is `adamw8bit` only with `diloco`.",
         '- `strategy.codec = "none"` with `strategy.name = "gossip"`, and `[gossip]` only with it.',
         "",
         "## The file that `collab new` writes",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import Stage, get, serve, until
+from stage import ROOT, Stage, get, serve, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -88,8 +88,24 @@ def test_who_left_stays_in_the_table_as_gone(stage: Stage, watch: RunWatch) -> N
     stage.speak(stage.extras[1], phase="left")
     run = watch.look()
     assert [peer.name for peer in run.peers.values() if peer.presence == "gone"] == ["first"]
+    assert [peer.state for peer in run.peers.values() if peer.presence == "gone"] == ["none"]
     assert any(row.name == "first" and not row.is_here for row in run.leaderboard.rows)
     assert "first (trainer) left: said goodbye." in [event.text for event in run.events.values()]
+
+
+def test_while_nobody_is_there_the_run_stays_where_it_was(stage: Stage, watch: RunWatch) -> None:
+    sentence = {"peer_id": stage.extras[2].identity.peer_id, "until_epoch": 9, "reason": "part 0 is not finite"}
+    stage.speak(sentences=[sentence])
+    before = watch.look()
+    assert before.progress.since is None, "when the last epoch ended, nobody here has seen"
+    stage.speak(phase="left")
+    run = watch.look()
+    assert run.state == "Nobody is here. The run goes on when the first peer comes back."
+    assert (run.epoch, run.samples, run.model_root) == (1, 768, ROOT)
+    assert (run.num_trainers, run.samples_per_second, run.loss) == (0, 0.0, None)
+    assert not any("may take part again" in event.text for event in run.events.values())
+    stage.speak(phase="working", epoch=2, sentences=[sentence])
+    assert watch.look().progress.since == pytest.approx(time.time(), abs=5)
 
 
 def test_an_epoch_takes_long_only_beside_what_it_should_take(stage: Stage) -> None:
@@ -137,6 +153,7 @@ def test_a_restarted_auxiliary_knows_the_past_from_its_log(stage: Stage) -> None
     assert [tuple(one) for one in run.history.held_out.values()] == [(1000, 100_000, 1.25)]
     assert [(row.name, row.samples) for row in run.leaderboard.rows] == [("first", 60_000), ("second", 40_000)]
     assert run.leaderboard.counted_by == "auxiliary"
+    assert run.progress.since == pytest.approx(start + 1000, abs=0.1)
     assert [one.revision for one in run.checkpoints] == [f"revision {epoch}" for epoch in range(1000, 400, -50)]
     assert "stranger" not in json.dumps([event.text for event in run.events.values()])
 

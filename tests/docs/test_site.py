@@ -80,7 +80,7 @@ def test_a_new_run_has_a_page_to_join_by(tmp_path: Path) -> None:
         assert notebook in Html(page).links
         assert "collab1_abcdef" in (run.path / "public" / notebook).read_text()
     assert all(not is_external(link) for link in Html(page).loads)
-    for template, needed in ((Template.CAUSAL_LM, "--data-dir"), (Template.CUSTOM, "pip install green-otter-task")):
+    for template, needed in ((Template.CAUSAL_LM, "--data-dir"), (Template.CUSTOM, "`green-otter-task`")):
         assert needed in template_files("green-otter", template)["join.md"].decode()
 
 

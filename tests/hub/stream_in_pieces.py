@@ -1,9 +1,9 @@
 """Reads data sets of the Hub as trainers do.
 
-Its argument is a list: `[{"source": …, "trainers": [[SEED, [BLOCKS, …]], …], "token": …}, …]`. Each trainer has a seed
-and several lives, in which it reads so many blocks and goes on where the last life was. Prints for each data set a line
-of JSON: what each of them read, or what was wrong. A process of its own, as the Hub's client reads HF_ENDPOINT when
-it is imported; one for several, because that takes long.
+Its argument is a list: `[{"source": …, "trainers": [[SEED, [BLOCKS, …]], …], "token": …}, …]`, where a source may be a
+list of several. Each trainer has a seed and several lives, in which it reads so many blocks and goes on where the last
+life was. Prints for each data set a line of JSON: what each of them read, or what was wrong. A process of its own, as
+the Hub's client reads HF_ENDPOINT when it is imported; one for several, because that takes long.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from collab_trainer.causal_lm import streaming
 from collab_trainer.causal_lm import task as task_module
 
 streaming.WINDOW = 16
-task_module.MIN_BLOCK_BYTES = 60
-task_module.BLOCK_BYTES_PER_TOKEN = 1
+task_module.MIN_BLOCK_CHARS = 60
+task_module.BLOCK_CHARS_PER_TOKEN = 1
 
 
-def read(source: dict[str, Any], trainers: list[tuple[int, list[int]]], token: str) -> dict[str, Any]:
+def read(
+    source: dict[str, Any] | list[dict[str, Any]], trainers: list[tuple[int, list[int]]], token: str
+) -> dict[str, Any]:
     os.environ["HF_TOKEN"] = token  # which it reads whenever it needs it
     try:
-        made = task(data=[source])
+        made = task(data=source if isinstance(source, list) else [source])
         documents = []
         for seed, lives in trainers:
             position, seen = None, []

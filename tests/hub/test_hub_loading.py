@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from causal_lm import LLAMA, task, write_texts
+from causal_lm import LLAMA, task, word_tokenizer, write_texts
 from cli.test_mistakes import assert_refused
 from hub_endpoint import Hub
 from processes import collab
@@ -63,6 +63,21 @@ def test_a_private_model_is_downloaded_once_by_whoever_signs(
     num_requests = len(hub.requests)
     assert_refused(sign(run, env, tmp_path), 203)
     assert len(hub.requests) == num_requests, "a signed run is not fetched again"
+
+
+def test_a_tokenizer_has_a_repository_of_its_own(hub: Hub, env: dict[str, str], tmp_path: Path) -> None:
+    revision = hub.add("models", "ada/words", {"tokenizer.json": word_tokenizer()}, is_private=True)
+    run = run_from(tmp_path, "ab" * 20)
+    model = "".join(f"{key} = {json.dumps(value)}\n" for key, value in LLAMA.items())
+    tokenizer = f'[task.options.tokenizer]\nrepo = "ada/words"\nrevision = "{revision}"\nend_of_document = "<end>"\n'
+    head, _, data = RUN.partition("[task.options.model]")
+    rest = data.partition("[[task.options.data]]")[2]
+    text = f"{head}[task.options.model.config]\n{model}{tokenizer}[[task.options.data]]{rest}"
+    (run / "run.toml").write_text(text.replace(revision, "cd" * 20))
+    assert_refused(sign(run, env, tmp_path), 603, "ada/words")
+    (run / "run.toml").write_text(text)
+    assert_refused(sign(run, env, tmp_path), 203)  # signed; then the bad address
+    assert (run / "assets" / "tokenizer.json").read_bytes() == word_tokenizer()
 
 
 def test_a_private_model_without_a_token(

@@ -17,18 +17,20 @@ pytestmark = pytest.mark.timeout(240)
 
 def test_everything_goes_up_in_one_commit_and_is_pinned(hub: Hub, env: dict[str, str], tmp_path: Path) -> None:
     run = new_run(tmp_path, name="my-model")
+    hub.add("models", "ada/foxes", {"tokenizer.json": b"of an earlier model", "notes.txt": b"mine"}, is_private=True)
     finished = collab("publish-model", "my-model", "--to", "ada/foxes", env=env, cwd=tmp_path)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "collab aux" in finished.stdout
     repo = hub.repos["models", "ada/foxes"]
     assert repo.is_private, "nobody's model is public by accident"
-    made, published = repo.commits
-    assert repo.commits[published].keys() - repo.commits[made].keys() == {
+    *_, published = repo.commits
+    assert repo.commits[published].keys() == {
         "README.md",
         "config.json",
         "generation_config.json",
         "model.safetensors",
-    }
+        "notes.txt",
+    }, "what belongs to another model is gone, and nothing else"
     assert json.loads(repo.commits[published]["config.json"])["model_type"] == "llama"
     text = (run / "run.toml").read_text()
     assert 'repo = "ada/foxes"' in text

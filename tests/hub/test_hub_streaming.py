@@ -66,13 +66,26 @@ def test_no_document_comes_twice_across_restarts_and_peers_differ(
     everything = {text for texts in files for text in texts}
     training = {text for text in everything if not is_held_out(text, ONE_IN)}
 
-    [report] = stream(hub, tmp_path, {"source": source, "trainers": [[1, [7, 1] * 16], [1, [128]], [2, [20]]]})
+    longer = hub.add(
+        "datasets", "ada/bears", {f"train.{ending}": write([f"bear {n} {'growls ' * 40}" for n in range(50)])}
+    )
+    both = [{**source, "weight": 3.0}, {"repo": "ada/bears", "revision": longer, "weight": 1.0}]
+    [report, mixed] = stream(
+        hub,
+        tmp_path,
+        {"source": source, "trainers": [[1, [7, 1] * 16], [1, [128]], [2, [20]]]},
+        {"source": both, "trainers": [[1, [80, 40]]]},
+    )
     seen, undisturbed, other = report["trainers"]
     assert len(seen) > len(training), "the stream was read to its end"
     assert set(seen[: len(training)]) == training, "each once, none lost, nothing that is held out"
     assert undisturbed == seen, "a restart changes nothing"
     assert len(set(other) & set(undisturbed[: len(other)])) < len(other) / 2, "another peer begins elsewhere"
     assert report["evaluation"].strip(), "evaluation reads the same data set"
+    num_chars = {
+        kind: sum(len(text) for text in mixed["trainers"][0] if text.startswith(kind)) for kind in ("file", "bear")
+    }
+    assert num_chars["bear"] / sum(num_chars.values()) == pytest.approx(0.25, abs=0.05), "as their weights say"
 
 
 def test_what_the_hub_does_not_give_is_said_in_words(hub: Hub, tmp_path: Path) -> None:

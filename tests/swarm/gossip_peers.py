@@ -13,6 +13,7 @@ from processes import LOOPBACK, wait_until
 
 from collab_core.gossip import Change, Faults, Journal, Meetings, Outcome, Terms, moved
 from collab_core.state.folder import StateFolder
+from collab_core.state.throttle import Throttle
 from collab_core.swarm import Swarm, SwarmConfig
 from collab_core.swarm.record import GossipNote
 from collab_core.telemetry import EventLog
@@ -69,7 +70,8 @@ class ToyGossiper:
             transfer_s=5.0,
         )
         journal = Journal(self._state.exchanges, RUN_ID)
-        self.meetings = Meetings(self.swarm, terms, journal, kept=kept, faults=self)
+        self.throttle = Throttle()
+        self.meetings = Meetings(self.swarm, terms, journal, kept=kept, throttle=self.throttle, faults=self)
         self.meetings.tell_lost()
         self.stop = threading.Event()
         self._thread = threading.Thread(target=self._attend, daemon=True)

@@ -13,6 +13,7 @@ import torch
 from processes import LOOPBACK
 
 from collab_core.averaging.averager import ExactAverager
+from collab_core.averaging.link import Bandwidth
 from collab_core.averaging.round import RoundOutcome, RoundRequest
 from collab_core.run import RunSettings
 from collab_core.state.folder import StateFolder
@@ -95,7 +96,13 @@ class ToySwarm:
         self.peers: list[ToyPeer] = []
 
     def add(
-        self, role: str = "trainer", *, client_mode: bool = False, kind: type = ExactAverager, name: str = ""
+        self,
+        role: str = "trainer",
+        *,
+        client_mode: bool = False,
+        kind: type = ExactAverager,
+        name: str = "",
+        bandwidth: Bandwidth | None = None,
     ) -> ToyPeer:
         folder = StateFolder(self.folder / f"peer-{len(self.peers)}")
         events = EventLog(folder.events)
@@ -110,7 +117,7 @@ class ToySwarm:
         swarm = Swarm(config, folder, events)
         swarm.connect()
         swarm.join(RUN_HASH)
-        averager = kind(swarm, self.settings, layout_hash=LAYOUT_HASH, lengths=[self.num_values])
+        averager = kind(swarm, self.settings, layout_hash=LAYOUT_HASH, lengths=[self.num_values], bandwidth=bandwidth)
         peer = ToyPeer(swarm, averager)
         events.listen(peer.log.append)
         self.peers.append(peer)

@@ -13,6 +13,7 @@ import torch
 from benchmarks.losses.table import Table
 from hivemind.proto import averaging_pb2
 
+from collab_core.averaging.link import Bandwidth
 from collab_core.averaging.reduction import Reduction
 from collab_core.averaging.wire import Kind
 from swarm.in_process import NUM_VALUES, ToyPeer, ToySwarm, same_bits, vectors
@@ -52,6 +53,19 @@ def test_everyone_gets_the_same_bytes_of_the_weighted_mean(short_folder: Path, c
             assert sent[2] == 2 * NUM_VALUES  # the client-mode peer reduces nothing
     finally:
         toys.close()
+
+
+def test_what_volunteers_say_of_their_links_decides_how_much_each_reduces(toys: ToySwarm) -> None:
+    toys.add("aux", bandwidth=Bandwidth(download=1e6, upload=1e6))  # which would reduce most, as it sends nothing
+    for _ in range(2):
+        toys.add(bandwidth=Bandwidth(download=120e6, upload=120e6))
+    toys.meet()
+    first, second = vectors(2)
+    outcomes = toys.rounds((None, 0.0), (first, 1.0), (second, 1.0))
+    assert same_bits([outcome.average for outcome in outcomes]), [outcome.failure for outcome in outcomes]
+    of_slow, *of_fast = (outcome.share for outcome in outcomes)
+    assert of_slow < 0.1
+    assert min(of_fast) > 0.4
 
 
 def test_whoever_asked_closes_the_stream_of_the_answer(toys: ToySwarm) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from conftest import SwarmOfProcesses
-from processes import BLIND_GUESS, write_run
+from processes import BLIND_GUESS, wait_until, write_run
 
 from swarm.test_run import assert_never_goes_back, assert_same_history
 
@@ -47,3 +48,30 @@ def test_replicas_stay_identical_with_local_steps_and_four_bits_and_a_restart_br
         assert peer.stop() == 0, peer.tail()
         assert_never_goes_back(peer)
     assert_same_history(aux, again, second, third)
+
+
+def test_a_trainer_that_is_cut_off_works_on_and_brings_all_of_it_when_somebody_is_back(
+    swarm: SwarmOfProcesses, tmp_path: Path
+) -> None:
+    run = write_run(
+        tmp_path,
+        strategy__name="diloco",
+        strategy__local_steps=24,
+        strategy__matchmaking_time_s=2.0,
+        optimizer__warmup_epochs=0,
+    )
+    aux, trainer = swarm.aux(run), swarm.trainer("trainer", "--client-mode")
+    trainer.wait_for_epoch(2)
+    aux.kill()
+    num_events = len(trainer.events())
+    trainer.wait_for("waiting", after=num_events)
+
+    def num_blocks() -> int:
+        return int(json.loads((trainer.state_dir / "data.json").read_bytes())["position"]["next"])
+
+    before = num_blocks()
+    wait_until(lambda: num_blocks() > before + 1, "samples for more than one round to be read", 90)
+    swarm.aux(run)
+    last = trainer.last_epoch()
+    taken = trainer.wait_for("epoch", lambda event: event["epoch"] > last and event["members"])
+    assert taken["samples"] > 2 * 24 * 8, "what was done while nobody was there"

@@ -212,8 +212,11 @@ def test_two_that_ask_each_other_at_once_meet_once_and_a_third_is_told_that_they
             assert first.result(timeout=20) is Outcome.MET
             pair.asked.take()
             pair.assert_both_have_the_average()
+            pair.asker.throttle.bytes_per_second = 2 * NUM_VALUES
+            begun = time.monotonic()
             epoch_and_values = third.meetings.fetch(pair.asker.id, third.stop)
             assert epoch_and_values is not None
+            assert time.monotonic() - begun > 1.8, "no faster than its volunteer allows"
             assert torch.equal(epoch_and_values[1], pair.average), "a newcomer takes the model of anybody"
             assert third.meet(pair.asker) is Outcome.MET, "one of the two can be reached: that is enough"
         finally:

@@ -30,16 +30,44 @@ RUN_HASH = bytes(32)
 BUSY_S = 0.8  # less than the pause before the next daemon
 
 
-def start(folder: Path, closing: Closing, *initial_peers: str) -> Swarm:
+def start(
+    folder: Path,
+    closing: Closing,
+    *initial_peers: str,
+    host_maddr: str = LOOPBACK,
+    announce_maddrs: tuple[str, ...] = (),
+) -> Swarm:
     state = StateFolder(folder)
     closing(state.close)
     events = EventLog(state.events)
     closing(events.close)
-    config = SwarmConfig(role="trainer", host_maddrs=(LOOPBACK,), initial_peers=initial_peers)
+    config = SwarmConfig(
+        role="trainer", host_maddrs=(host_maddr,), initial_peers=initial_peers, announce_maddrs=announce_maddrs
+    )
     swarm = Swarm(config, state, events)
     closing(swarm.close)
     swarm.connect()
     return swarm
+
+
+def test_a_port_that_the_listening_address_names_is_the_one_others_are_asked_to_dial(
+    tmp_path: Path, closing: Closing
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    named = start(tmp_path / "named", closing, host_maddr=f"/ip4/127.0.0.1/tcp/{port}")
+    assert named.port == port_of(named) == port
+
+
+def test_what_a_person_announces_is_what_others_are_told_and_nobody_is_asked(tmp_path: Path, closing: Closing) -> None:
+    first = start(tmp_path / "first", closing)
+    announced = "/ip4/203.0.113.7/tcp/31330"
+    second = start(tmp_path / "second", closing, *first.addresses, announce_maddrs=(announced,))
+    assert second.addresses == [f"{announced}/p2p/{second.peer_id}"]
+    assert second.record.mode == "direct"
+    told = (tmp_path / "second" / "events.jsonl").read_text() if (tmp_path / "second" / "events.jsonl").exists() else ""
+    assert "reachability" not in told
 
 
 def test_who_answers_but_is_busy_is_asked_again(tmp_path: Path, closing: Closing) -> None:

@@ -172,11 +172,11 @@ def assert_the_view_is_whole(peer: PeerProcess, name: str) -> None:
         rf"test-run  epoch \d+  loss \d\.\d{{3}} +you are {name}\s",
         r"now +joining",
         r"now +(working|averaging with the others)",
-        r"swarm +[━─]+ +\d+ of 192 samples, \d+/s",
-        r"you +[━─]+ +\d+ samples, \d+/s, \d+%",
+        r"swarm +[━─]+ +\d+ of 192 samples, [\d,]+/s",
+        r"you +[━─]+ +\d+ samples, [\d,]+/s, \d+%",
         r"link +↑ \d+\.\d\d MB  ↓ \d+\.\d\d MB  in \d+\.\d s of \d+\.\d s, the last epoch",
-        r"given +\d+ samples in \d+ epochs?",
-        rf"{name} +trainer +direct +(working|averaging|joining) +\d+ +\d+ +\d+ +\d\.\d{{3}} +[0-9a-f]{{6}}",
+        r"given +[\d,]+ samples in \d+ epochs?",
+        rf"{name} +trainer +direct +(working|averaging|joining) +\d+ +[\d,]+ +[\d,]+ +\d\.\d{{3}} +[0-9a-f]{{6}}",
         "[▁▂▃▄▅▆▇█⠁-⣿]{8}",  # the curve of the loss
     ):
         wait_until(lambda pattern=pattern: re.search(pattern, drawn()) is not None, pattern, 30)  # type: ignore[misc]

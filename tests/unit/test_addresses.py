@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from pathlib import Path
+
+import pytest
 
 from collab_core.identity import Identity, peer_id_of
 from collab_core.swarm.addresses import (
@@ -14,6 +18,7 @@ from collab_core.swarm.addresses import (
     source_towards,
     without_loopback,
 )
+from collab_core.swarm.presence import Presence
 from collab_core.swarm.reachability import Answer, verdict
 
 RELAY = "12D3KooWG1RzQ91mB2unQZ7c6hTpdprbeyGMqYLKLoy5p4PM4Pb7"
@@ -71,3 +76,31 @@ def test_a_peer_id_is_its_public_key(tmp_path: Path) -> None:
     identity = Identity.load_or_create(tmp_path / "key")
     public = (tmp_path / "key").read_bytes()[-32:]
     assert peer_id_of(bytes([0x08, 0x01, 0x12, 0x20]) + public) == identity.peer_id
+
+
+class Seen:
+    """What the daemon sees of its own addresses; it needs some seconds to notice a move."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = hosts
+
+    async def get_visible_maddrs(self, latest: bool) -> list[str]:
+        return [f"/ip4/{host}/tcp/31330/p2p/{PEER}" for host in self.hosts]
+
+
+@pytest.mark.parametrize("way", [("10.0.0.1", "10.0.0.2", "10.0.0.1"), ("10.0.0.1", "10.0.0.2", "10.0.0.3")])
+def test_who_moves_twice_before_the_daemon_has_noticed_tells_where_it_is(way: tuple[str, ...]) -> None:
+    end = way[-1]
+
+    async def scene() -> None:
+        daemon = Seen(way[0])
+        presence = Presence(daemon, PEER, "direct", should_ask=False, stays_direct=False)
+        await presence.look()
+        for old, new in itertools.pairwise(way):
+            presence.move(old, new)
+        for _ in range(2):  # the daemon still sees the first one; then the last
+            await presence.look()
+            assert presence.now() == ("direct", [f"/ip4/{end}/tcp/31330/p2p/{PEER}"])
+            daemon.hosts = (end,)
+
+    asyncio.run(scene())

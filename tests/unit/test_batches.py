@@ -183,6 +183,29 @@ def test_a_source_that_is_away_is_waited_for_and_nothing_of_it_is_missed(
     assert [(event["event"], event["reason"]) for event in told] == [("data_away", "The connection broke.")]
 
 
+class Slow(Counting):
+    """What reads its source sleeps and tries again by itself, as the Hub's libraries do."""
+
+    def samples(self, block: Block) -> Batch:
+        time.sleep(60)
+        return super().samples(block)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_who_is_asked_to_stop_does_not_wait_for_what_its_source_waits_for(
+    tmp_path: Path, events: EventLog, num_workers: int
+) -> None:
+    stop = threading.Event()
+    batches = Batches(
+        Slow(), DataJournal(tmp_path / "data.json", "run", events), batch_size=1, num_workers=num_workers, stop=stop
+    )
+    threading.Timer(0.2, stop.set).start()
+    begun = time.monotonic()
+    with closing(batches), pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert time.monotonic() - begun < 10
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_who_is_asked_to_stop_does_not_wait_for_a_source_and_ends_as_somebody_who_was_stopped(
     tmp_path: Path, events: EventLog, num_workers: int

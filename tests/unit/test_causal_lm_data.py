@@ -21,6 +21,7 @@ from collab_trainer.causal_lm.blocks import DocumentBlocks
 from collab_trainer.causal_lm.documents import is_held_out
 from collab_trainer.causal_lm.packing import IGNORED, pack
 from collab_trainer.causal_lm.shuffle import Shuffle
+from collab_trainer.causal_lm.task import MIN_BLOCK_CHARS
 from collab_trainer.causal_lm.tokenizer import ByteTokenizer
 from collab_trainer.data_journal import DataJournal
 
@@ -34,17 +35,21 @@ def documents(tmp_path: Path) -> set[str]:
 
 @pytest.fixture
 def made(tmp_path: Path, documents: set[str], monkeypatch: pytest.MonkeyPatch) -> CausalLM:
-    monkeypatch.setattr("collab_trainer.causal_lm.task.MIN_BLOCK_BYTES", 500)  # some fifty blocks in a pass
-    monkeypatch.setattr("collab_trainer.causal_lm.task.BLOCK_BYTES_PER_TOKEN", 1)
+    monkeypatch.setattr("collab_trainer.causal_lm.task.MIN_BLOCK_CHARS", 500)  # some fifty blocks in a pass
+    monkeypatch.setattr("collab_trainer.causal_lm.task.BLOCK_CHARS_PER_TOKEN", 1)
     return task(tmp_path / "data", {"cache_dir": tmp_path / "cache"})
 
 
-def take_pass(blocks: DocumentBlocks) -> list[str]:
-    """The next block, and everything up to the end of its pass."""
-    seen = list(next(blocks))
-    while (source := blocks.position["sources"][0])["index"] < source["size"]:
+def take_until(blocks: DocumentBlocks, num_documents: int) -> list[str]:
+    """So many documents, or a few more: a block may end in the next pass."""
+    seen: list[str] = []
+    while len(seen) < num_documents:
         seen += next(blocks)
     return seen
+
+
+def trained_on(documents: set[str]) -> set[str]:
+    return {document for document in documents if not is_held_out(document, ONE_IN)}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 16, 17, 100, 1000, 4097])
@@ -69,19 +74,17 @@ def test_a_shuffle_leaves_nothing_near_its_place() -> None:
 
 
 def test_a_pass_shows_every_document_once_and_none_that_is_held_out(made: CausalLM, documents: set[str]) -> None:
-    blocks = made.blocks(seed=1, position=None)
-    seen = take_pass(blocks)
-    held_out = {document for document in documents if is_held_out(document, ONE_IN)}
-    assert 20 < len(held_out) < 150
-    assert len(seen) == len(set(seen))
-    assert set(seen) == documents - held_out
-    again = take_pass(blocks)
-    assert set(again) == set(seen)
-    assert again != seen, "the next pass has another order"
+    training = trained_on(documents)
+    length = len(training)
+    assert 20 < len(documents) - length < 150
+    seen = take_until(made.blocks(seed=1, position=None), 2 * length)
+    first, second = seen[:length], seen[length : 2 * length]
+    assert set(first) == set(second) == training
+    assert first != second, "the next pass has another order"
 
 
-def test_after_any_kill_no_document_comes_twice_and_none_is_lost(made: CausalLM) -> None:
-    whole = take_pass(made.blocks(seed=3, position=None))
+def test_after_any_kill_no_document_comes_twice_and_none_is_lost(made: CausalLM, documents: set[str]) -> None:
+    whole = take_until(made.blocks(seed=3, position=None), len(trained_on(documents)))
     seen: list[str] = []
     position: dict[str, Any] | None = None
     for length in itertools.cycle((1, 3, 0, 7)):  # killed after so many blocks, the position of the last one on disk
@@ -100,12 +103,13 @@ def test_files_whose_names_look_like_patterns_are_read_and_each_once(tmp_path: P
     for name, words in {"notes[1].txt": "with brackets", "notes1.txt": "without"}.items():
         (folder / name).write_text("\n\n".join(f"{words}, number {number}" for number in range(20)))
     made = task(folder, {"cache_dir": tmp_path / "cache"}, evaluation={"one_in": 10**6})
-    seen = take_pass(made.blocks(seed=1, position=None))
+    seen = take_until(made.blocks(seed=1, position=None), 40)[:40]
     assert len(seen) == len(set(seen)) == 40
 
 
-def test_two_peers_have_streams_of_their_own(made: CausalLM) -> None:
-    first, second = (take_pass(made.blocks(seed=seed, position=None)) for seed in (1, 2))
+def test_two_peers_have_streams_of_their_own(made: CausalLM, documents: set[str]) -> None:
+    length = len(trained_on(documents))
+    first, second = (take_until(made.blocks(seed=seed, position=None), length)[:length] for seed in (1, 2))
     assert set(first) == set(second)
     in_place = sum(one == other for one, other in zip(first, second, strict=True))
     assert in_place < len(first) / 20
@@ -136,18 +140,32 @@ def test_workers_share_one_stream_and_restarts_go_on_from_it(made: CausalLM, tmp
 
 
 def test_sources_are_mixed_by_their_weights_and_the_mixture_survives_a_restart(tmp_path: Path) -> None:
-    write_texts(tmp_path / "a", num_documents=50)
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"body": f"b {n}"}) + "\n" for n in range(500)))
-    sources = [{"files": ["a/*.txt"], "weight": 3.0}, {"files": ["b.jsonl"], "text_field": "body", "weight": 1.0}]
+    """Text counts, and not blocks: one source has long documents, the other is so small that it is read many times."""
+    (tmp_path / "a.txt").write_text("\n\n".join(f"a {number} {'long ' * 20_000}" for number in range(40)))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"body": f"b {number}"}) + "\n" for number in range(500)))
+    sources = [{"files": ["a.txt"], "weight": 3.0}, {"files": ["b.jsonl"], "text_field": "body", "weight": 1.0}]
     made = task(tmp_path, {"cache_dir": tmp_path / "cache"}, data=sources)
     blocks = made.blocks(seed=5, position=None)
-    kinds = []
+    seen: list[list[str]] = []
     for _ in range(200):
-        blocks = made.blocks(seed=5, position=blocks.position) if len(kinds) % 50 == 49 else blocks
-        kinds.append(next(blocks)[0].startswith("b "))
-    assert 0.15 < sum(kinds) / 200 < 0.35
+        if len(seen) % 50 == 49:
+            blocks = made.blocks(seed=5, position=json.loads(json.dumps(blocks.position)))
+        seen.append(next(blocks))
+    num_chars = {kind: sum(len(one) for block in seen for one in block if one[0] == kind) for kind in "ab"}
+    assert num_chars["b"] / sum(num_chars.values()) == pytest.approx(0.25, abs=0.02)
+    assert min(sum(map(len, block)) for block in seen) >= MIN_BLOCK_CHARS, "a block is as long as it should be"
     undisturbed = made.blocks(seed=5, position=None)
-    assert [next(undisturbed)[0].startswith("b ") for _ in range(200)] == kinds
+    assert [next(undisturbed) for _ in range(200)] == seen
+    others = {next(made.blocks(seed=seed, position=None))[0][0] for seed in range(20)}
+    assert others == {"a", "b"}, "not all peers begin with the same source"
+
+
+def test_a_source_without_text_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n' * 3)
+    (tmp_path / "full.txt").write_text("something to read")
+    made = task(tmp_path, data=[{"files": ["empty.jsonl"]}, {"files": ["full.txt"]}], evaluation={"one_in": 10**6})
+    blocks = made.blocks(seed=1, position=None)
+    assert any(next(blocks) for _ in range(3))
 
 
 def test_a_data_set_that_has_grown_begins_a_new_pass(made: CausalLM, tmp_path: Path) -> None:
@@ -157,7 +175,7 @@ def test_a_data_set_that_has_grown_begins_a_new_pass(made: CausalLM, tmp_path: P
     (tmp_path / "data" / "more.txt").write_text("something new")
     grown = task(tmp_path / "data", {"cache_dir": tmp_path / "cache"}).blocks(seed=1, position=old)
     assert grown.position["sources"] == [{"size": 601, "pass": 1, "index": 0}]
-    assert grown.position["block"] == old["block"]
+    assert grown.position["given"] == old["given"]
 
 
 def test_text_json_lines_and_parquet_give_the_same_documents(tmp_path: Path) -> None:
@@ -174,10 +192,10 @@ def test_text_json_lines_and_parquet_give_the_same_documents(tmp_path: Path) -> 
         {"files": ["*.parquet"]},
     ):
         made = task(tmp_path, data=[source], evaluation={"one_in": 1_000_000})
-        found.append(sorted(next(made.blocks(seed=1, position=None))))
+        found.append(sorted(take_until(made.blocks(seed=1, position=None), 40)[:40]))
     assert found == [sorted(texts)] * 4
     whole = task(tmp_path, data=[{"files": ["lines.txt"], "documents": "file"}], evaluation={"one_in": 1_000_000})
-    assert next(whole.blocks(seed=1, position=None)) == ["\n".join(texts) + "\n"]
+    assert set(next(whole.blocks(seed=1, position=None))) == {"\n".join(texts) + "\n"}
 
 
 def test_files_outside_the_data_folder_are_never_read(tmp_path: Path) -> None:
@@ -185,7 +203,7 @@ def test_files_outside_the_data_folder_are_never_read(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.txt").write_text("mine")
     made = task(tmp_path / "data", data=[{"files": ["**/*.txt"]}], evaluation={"one_in": 1_000_000})
-    assert next(made.blocks(seed=1, position=None)) == ["mine"]
+    assert set(next(made.blocks(seed=1, position=None))) == {"mine"}
 
 
 # --- rows ---
@@ -236,7 +254,8 @@ def test_evaluation_may_have_data_of_its_own(tmp_path: Path, documents: set[str]
     text = made.tokenizer.decode([int(token) for token in made._evaluation_rows.flatten()])
     assert "test 3" in text
     assert "document" not in text
-    assert set(take_pass(made.blocks(seed=1, position=None))) == documents, "nothing is held out of the training data"
+    seen = take_until(made.blocks(seed=1, position=None), len(documents))
+    assert set(seen) == documents, "nothing is held out of the training data"
 
 
 def test_it_learns_with_words_of_its_own_tokenizer(tmp_path: Path, documents: set[str]) -> None:

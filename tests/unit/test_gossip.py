@@ -208,7 +208,7 @@ def test_a_backup_holds_the_model_and_exactly_the_exchanges_in_it(tmp_path: Path
     ("changes", "words"),
     [
         ({"strategy": {"name": "gossip"}}, "codec"),
-        ({"strategy": {"name": "gossip", "codec": "none"}, "optimizer": {"name": "lamb"}}, "those of torch"),
+        ({"strategy": {"name": "gossip", "codec": "none"}, "optimizer": {"name": "adamw8bit"}}, "'diloco': it is not"),
         ({"gossip": {"stop": "converged"}}, "only for strategy.name = 'gossip'"),
     ],
 )

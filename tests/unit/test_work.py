@@ -227,7 +227,6 @@ def test_who_went_on_meanwhile_keeps_a_part_of_its_own_and_only_the_round_s_frag
     ("changes", "words"),
     [
         ({"outer": {"lr": 0.5}}, "[outer] is only for strategy.name = 'diloco'"),
-        ({"strategy": {"name": "diloco"}, "optimizer": {"name": "lamb"}}, "'adamw' or 'sgd'"),
         ({"optimizer": {"name": "adamw8bit"}}, "'adamw8bit' is only for strategy.name = 'diloco'"),
         ({"optimizer": {"name": "sgd", "nesterov": True}}, "needs optimizer.momentum > 0"),
         ({"strategy": {"codec": "topk"}}, "'topk' is only for strategy.name = 'diloco'"),
@@ -277,6 +276,32 @@ def test_what_is_frozen_stays_as_it_is_to_the_last_bit() -> None:
         before, after = layout.views(start), layout.views(replica.values)
         assert torch.equal(before["0.weight"], after["0.weight"]), name
         assert not torch.equal(before["1.weight"], after["1.weight"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+def test_steps_of_ones_own_follow_the_same_rule_as_the_replicated_update(name: str) -> None:
+    rule = OptimizerSettings(name=name, lr=0.05, weight_decay=0.1, warmup_epochs=2)  # type: ignore[arg-type]
+    alone, _ = model_and_data()
+    together = copy.deepcopy(alone)
+    layout = Layout.of(alone)
+    start = layout.read(alone)
+    local, shared = LocalSteps(alone, layout, rule), Gradients(together, layout)
+    replica = Replica(layout, rule, start)
+    generator = torch.Generator().manual_seed(1)
+    for epoch in range(6):
+        data = torch.randn(4, next(alone.parameters()).shape[1], generator=generator)
+        local.begin(epoch)
+        shared.start_at(replica.values)
+        shared.begin(epoch)
+        for work, model in ((local, alone), (shared, together)):
+            work.took(model(data).square().mean(), 4, 4)
+            work.end_step()
+        out = torch.empty(layout.num_values)
+        shared.collect(layout.fragments(1)[0], replica.values, 4, out)
+        replica.update(out, "ab" * 32)
+    moved = replica.values - start
+    assert float(moved.norm()) > 0.01
+    torch.testing.assert_close(layout.read(alone) - start, moved, rtol=1e-3, atol=1e-5)
 
 
 def test_momentum_does_not_multiply_the_decay_of_weights() -> None:

@@ -3,7 +3,8 @@
 Where a peer stands in its data is on disk before the data is used. So after any end, kill -9 included, it goes on with
 data it has not seen: at most the blocks in flight are skipped, none comes twice, whatever the number of workers.
 
-A source that is away is waited for: it is away for all trainers at once, and the run should not end with it.
+A source that is away is waited for: it is away for all trainers at once, and the run should not end with it. Libraries
+that read it may sleep and try again by themselves, so they never do that in the trainer's own thread.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Batches:
     """Endless batches of `batch_size` samples; with workers, made in the background.
 
     Args:
-        stop: once it is set, a source that is away is not waited for any more.
+        stop: once it is set, data that is not there yet is not waited for any more.
     """
 
     def __init__(
@@ -94,12 +95,29 @@ class Batches:
             worker.join(max(0.0, deadline - time.monotonic()))
 
     def _next_samples(self) -> Batch:
-        if self._queue is None:
-            return self._make()
-        made = self._queue.get()
-        if isinstance(made, BaseException):
-            raise made
+        made = self._queue or self._begin_one()
+        while True:
+            try:
+                outcome = made.get(timeout=POLL_S)
+            except queue.Empty:
+                if self._asked_to_stop.is_set():
+                    raise StoppedWaiting from None
+                continue
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+    def _begin_one(self) -> queue.Queue[Batch | BaseException]:
+        """Without workers: a thread for the next block alone."""
+        made: queue.Queue[Batch | BaseException] = queue.Queue()
+        threading.Thread(target=lambda: made.put(self._outcome()), name="collab-data", daemon=True).start()
         return made
+
+    def _outcome(self) -> Batch | BaseException:
+        try:
+            return self._make()
+        except (Exception, StoppedWaiting) as error:  # noqa: BLE001 - it belongs to the trainer's thread, which raises it
+            return error
 
     def _make(self) -> Batch:
         with self._taking:
@@ -129,10 +147,7 @@ class Batches:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            try:
-                made: Batch | BaseException = self._make()
-            except (Exception, StoppedWaiting) as error:  # noqa: BLE001 - it belongs to the trainer's thread, which raises it
-                made = error
+            made = self._outcome()
             self._hand_over(made)
             if isinstance(made, BaseException):
                 return

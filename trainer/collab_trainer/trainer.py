@@ -15,7 +15,7 @@ from collab_core.averaging.codecs import is_finite
 from collab_core.errors import Code, ConfigError, TaskError
 from collab_core.peer import Peer, PeerConfig
 from collab_core.state.history import Standing
-from collab_core.state.layout import floating_buffers
+from collab_core.state.layout import Fragment, floating_buffers
 from collab_core.swarm.record import told_loss
 from collab_trainer.batches import Batches, StoppedWaiting, num_samples
 from collab_trainer.data_journal import DataJournal
@@ -46,10 +46,16 @@ class TrainerConfig(PeerConfig):
 
 @dataclass(slots=True)
 class Done:
-    """What was done since the last round."""
+    """What was done since the last round that took it."""
 
     num_samples: int = 0
     loss_sum: float = 0.0
+    num_skipped: int = 0
+    """Samples among them that a round failed to take: the next one does, but a share of new work comes first."""
+
+    @property
+    def num_fresh(self) -> int:
+        return self.num_samples - self.num_skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +141,13 @@ class Trainer(Peer):
         self._num_missed = 0
         piece = self.replica.fragment
         self.update(average)
-        self._work.accept(piece, self.replica.values)
+        self._go_on_from(piece)
         self.verify()
+
+    def _go_on_from(self, piece: Fragment) -> None:
+        """Take over what the round made of a piece. What nothing is left of does not count in the next one."""
+        if self._work.accept(piece, self.replica.values):
+            self._done = Done()
 
     def _miss(self) -> None:
         """No round took us along."""
@@ -160,14 +171,14 @@ class Trainer(Peer):
         if self._works_since != self.replica.num_loads or not self._work.goes_on:
             self._works_since, self._done = self.replica.num_loads, Done()
             self._work.start_at(self.replica.values)
-        self.swarm.publish(phase="working", epoch_samples=self._done.num_samples, epoch_target=self._target())
+        self.swarm.publish(phase="working", epoch_samples=self._done.num_fresh, epoch_target=self._target())
         self.model.train()
         self._work.begin(self.replica.epoch)
-        while not self.stop.is_set() and not self._should_average(self._done.num_samples):
+        while not self.stop.is_set() and not self._should_average(self._done.num_fresh):
             if self.holding.standing() is not Standing.CURRENT:
                 return None
             self._step()
-            self.swarm.publish(epoch_samples=self._done.num_samples, samples_per_second=self._rate, loss=self._loss())
+            self.swarm.publish(epoch_samples=self._done.num_fresh, samples_per_second=self._rate, loss=self._loss())
         return self._collect()
 
     def _step(self) -> None:
@@ -215,7 +226,8 @@ class Trainer(Peer):
         else:
             average = self.average(brought.contribution, brought.num_samples, attempts=attempts)
         if average is None:  # nobody has it yet: it goes to the next round
-            self._done = Done(taken.num_samples + self._done.num_samples, taken.loss_sum + self._done.loss_sum)
+            num_samples = taken.num_samples + self._done.num_samples
+            self._done = Done(num_samples, taken.loss_sum + self._done.loss_sum, num_skipped=num_samples)
         return average
 
     def _should_average(self, num_samples: int) -> bool:

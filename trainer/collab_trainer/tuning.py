@@ -34,11 +34,16 @@ class Trial:
     """0: it does not fit into memory."""
 
 
-def largest_batch(settings: RunSettings) -> int:
-    """The largest batch that makes sense in a run."""
-    if settings.strategy.name != "allreduce":
-        return min(OWN_STEPS, settings.limits.max_samples_per_peer)
-    return max(1, min(settings.strategy.target_batch_size // SHARE, settings.limits.max_samples_per_peer))
+def largest_batch(settings: RunSettings, accumulate_batches: int = 1) -> int:
+    """The largest batch that makes sense in a run, where so many of them make a step."""
+    is_shared = settings.strategy.name == "allreduce"
+    most = settings.strategy.target_batch_size // SHARE if is_shared else OWN_STEPS
+    return max(1, min(most, settings.limits.max_samples_per_peer) // accumulate_batches)
+
+
+def train_with(at_once: int, settings: RunSettings, accumulate_batches: int = 1) -> int:
+    """The batch size of a trainer that is fastest with so many samples at once."""
+    return at_once if settings.strategy.name == "allreduce" else largest_batch(settings, accumulate_batches)
 
 
 def try_batches(task: Task, model: torch.nn.Module, rows: Batch, device: torch.device, largest: int) -> Iterator[Trial]:
@@ -97,10 +102,10 @@ def choose_batch(
         accumulate_batches: so many make a step.
         events: where to tell.
     """
-    largest = max(1, largest_batch(settings) // accumulate_batches)
+    largest = largest_batch(settings, accumulate_batches)
     trials = list(try_batches(task, model, rows, device, largest))
     at_once = best_batch(trials)
-    batch_size = at_once if settings.strategy.name == "allreduce" else largest
+    batch_size = train_with(at_once, settings, accumulate_batches)
     speed = next((trial.samples_per_second for trial in trials if trial.batch_size == at_once), 0.0)
     events.write(
         "tuned",

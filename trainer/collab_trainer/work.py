@@ -13,6 +13,7 @@ from collab_core.errors import Code, TaskError
 from collab_core.run.settings import OptimizerSettings, RunSettings
 from collab_core.state.layout import Fragment, Layout, floating_buffers
 from collab_core.update.schedule import learning_rate
+from collab_trainer.lamb import Lamb
 
 BESIDE = "decay_beside_the_step"
 
@@ -50,8 +51,11 @@ class Work(Protocol):
             out: the contribution, as long as the piece.
         """
 
-    def accept(self, piece: Fragment, values: torch.Tensor) -> None:
-        """Take over what a round made of a piece; `values` is the state that all have now, all of it."""
+    def accept(self, piece: Fragment, values: torch.Tensor) -> bool:
+        """Take over what a round made of a piece; `values` is the state that all have now, all of it.
+
+        Whether nothing is left of what was done while the round was under way.
+        """
 
     def rebase(self, old: torch.Tensor, new: torch.Tensor) -> None:
         """Rounds went by without us, from one state that all had to another: go on there with what we have done."""
@@ -90,8 +94,9 @@ class Gradients:
         out[: piece.num_params] /= num_samples
         out[piece.num_params :] -= start[piece.start + piece.num_params : piece.stop]
 
-    def accept(self, piece: Fragment, values: torch.Tensor) -> None:
+    def accept(self, piece: Fragment, values: torch.Tensor) -> bool:
         """The next epoch starts at what all have anyway."""
+        return True
 
     def rebase(self, old: torch.Tensor, new: torch.Tensor) -> None:
         """Gradients of a model that nobody has any more are worth nothing."""
@@ -154,13 +159,14 @@ class LocalSteps:
         out[: piece.num_params].neg_()
 
     @torch.no_grad()
-    def accept(self, piece: Fragment, values: torch.Tensor) -> None:
+    def accept(self, piece: Fragment, values: torch.Tensor) -> bool:
         own, shared = self._values(), self._layout.views(values)
         for name in piece.names:
             if self._kept:
                 own[name].lerp_(shared[name].to(own[name]), 1 - self._kept)
             else:
                 own[name].copy_(shared[name])
+        return not self._kept and len(piece.names) == len(own)
 
     @torch.no_grad()
     def rebase(self, old: torch.Tensor, new: torch.Tensor) -> None:
@@ -200,6 +206,9 @@ def _local_optimizer(model: torch.nn.Module, settings: OptimizerSettings) -> tor
         groups = [{"params": group["params"], BESIDE: group["weight_decay"]} for group in groups]
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
     betas, device = (settings.beta1, settings.beta2), trained[0].device
+    if settings.name == "lamb":
+        scaled, plain = groups
+        return Lamb([{**scaled, "is_scaled": True}, plain], lr=settings.lr, betas=betas, eps=settings.eps)
     if settings.name == "adamw8bit":
         return _adamw_of_8_bits(device)(groups, lr=settings.lr, betas=betas, eps=settings.eps)
     # torch fuses by itself only on GPUs; on a CPU a small model's step takes a third of the time

@@ -39,10 +39,9 @@ model = AutoModelForCausalLM.from_pretrained("{place}")
 
 ## Join the run
 
-Ask its organiser for an invite.
+Ask its organiser for an invite, and for Collab if you do not have it.
 
 ```
-pip install collab-train
 collab train INVITE
 ```
 """

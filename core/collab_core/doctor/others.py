@@ -73,7 +73,7 @@ def speed_checks(swarm: Swarm) -> Iterator[Check]:
         try:
             down, up = swarm.reactor.run(measure(swarm.p2p, peer_id))
         except Exception as error:  # noqa: BLE001 - the next one may have time
-            faults.append(f"{name}: {error or type(error).__name__}")
+            faults.append(f"{name}: {str(error) or type(error).__name__}")
             continue
         detail = f"{_megabits(down)} down, {_megabits(up)} up, to {name}"
         if min(down, up) >= SLOW:

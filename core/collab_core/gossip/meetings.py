@@ -26,6 +26,8 @@ from collab_core.gossip.journal import ID_BYTES, Journal
 from collab_core.gossip.ledger import Ledger
 from collab_core.gossip.mean import Share
 from collab_core.gossip.wire import BadFrame, Kind, Offer, Refusal, StateHead, Wire, serve, unpack
+from collab_core.state.throttle import Busy as TooMany
+from collab_core.state.throttle import Throttle
 from collab_core.swarm import Swarm
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         journal: where exchanges are noted.
         kept: exchanges that are in the model we begin with.
         gone_s: how long a partner must be gone before an exchange in doubt is given up.
+        throttle: what newcomers get goes no faster.
         faults: for tests.
     """
 
@@ -73,6 +76,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         terms: Terms,
         journal: Journal,
         *,
+        throttle: Throttle | None = None,
         kept: Iterable[str] = (),
         gone_s: float = GONE_S,
         faults: Faults | None = None,
@@ -80,6 +84,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         self.epoch = 0
         """The round we are in; what faults and newcomers are told."""
         self._swarm, self._terms = swarm, terms
+        self._throttle = throttle or Throttle()
         self._faults = faults
         self._namespace = f"{swarm.run_hash.hex()}::gossip"
         self._ledger = Ledger(journal, kept)
@@ -349,7 +354,9 @@ class Meetings(ServicerBase):  # type: ignore[misc]
             try:
                 values = await self._own_values()
                 await wire.say(Kind.STATE, StateHead(epoch=self.epoch))
-                await asyncio.wait_for(wire.send_vector(values), self._terms.transfer_s)
+                await asyncio.wait_for(wire.give_vector(values, self._throttle.pass_through), self._terms.transfer_s)
+            except TooMany as error:
+                raise ConnectionError(str(error)) from error
             finally:
                 self._num_donations -= 1
         await wire.finish(CLOSING_S)

@@ -33,6 +33,7 @@ from collab_core.swarm.record import MAX_EPOCH
 HEAD = struct.Struct(">BQ")
 MAX_MESSAGE_BYTES = 1024
 SAYING_S = 30.0  # a few bytes; whoever takes none for so long does not read
+GIVEN_BYTES = 256 * 1024  # at once, to a newcomer
 
 
 class Kind(enum.IntEnum):
@@ -132,6 +133,15 @@ class Wire:
         await self._pipe.send(data[:middle])
         halfway()
         await self._pipe.send(data[middle:])
+
+    async def give_vector(self, values: torch.Tensor, toll: Callable[[int], Awaitable[None]]) -> None:
+        """Send it piece by piece, no faster than the toll for so many bytes lets us."""
+        data = values.contiguous().numpy().data.cast("B")
+        await self._pipe.send(memoryview(HEAD.pack(Kind.VECTOR, len(data))))
+        for start in range(0, len(data), GIVEN_BYTES):
+            piece = data[start : start + GIVEN_BYTES]
+            await toll(len(piece))
+            await self._pipe.send(piece)
 
     async def hear(self, *expected: Kind, within_s: float) -> tuple[Kind, bytearray]:
         """The next frame, which is one of these.

@@ -181,9 +181,6 @@ class RunSettings(Section):
             raise ValueError("optimizer.decay_epochs is set, but optimizer.decay = 'constant' never decays")
         if self.optimizer.nesterov and self.optimizer.momentum == 0:
             raise ValueError("optimizer.nesterov needs optimizer.momentum > 0")
-        if self.strategy.name != "allreduce" and self.optimizer.name == "lamb":
-            name = self.strategy.name
-            raise ValueError(f"with strategy.name = {name!r}, optimizer.name is 'adamw' or 'sgd': those of torch")
         if self.strategy.name != "diloco" and self.optimizer.name == "adamw8bit":
             raise ValueError("optimizer.name = 'adamw8bit' is only for strategy.name = 'diloco': it is not exact")
         if self.strategy.name == "gossip" and self.strategy.codec != "none":

@@ -89,10 +89,11 @@ collab train collab1_… --data-dir FOLDER-WITH-DATA-IN-IT
 
 """,
     Template.CUSTOM: """\
-What is trained comes in a package of its own. Install it where Collab is installed, and only if you trust who wrote it:
+What is trained comes in a package of its own, `my-run-task`. The organiser of the run gives it to you: a wheel, or its
+source. Install it where Collab is installed, and only if you trust who wrote it:
 
 ```text
-pip install my-run-task
+pip install FILE-OR-FOLDER
 ```
 
 """,

@@ -69,7 +69,8 @@ class Presence:
 
     def move(self, old: str, new: str) -> None:
         """Our packets leave from another address now. The daemon needs up to 5 s to see it; others should not wait."""
-        self._moves[old] = new
+        moves = {**self._moves, old: old}  # where we were before that, we left for this one too; where we are, we are
+        self._moves = {left: new if gone == old else gone for left, gone in moves.items() if left != new}
         self._set(sorted({_moved(address, self._moves) for address in self._addresses}))
         self._left = (self._left | {old}) - {new}
         self._forget()

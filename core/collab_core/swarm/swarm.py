@@ -39,6 +39,7 @@ from collab_core.telemetry.events import EventLog
 logger = logging.getLogger(__name__)
 
 LOOK_PERIOD_S = 2.0
+RELAY_VERDICT_S = 12.0
 JOIN_ATTEMPTS = 4  # with pauses of 1, 2 and 4 seconds between them
 GOODBYE_TIMEOUT_S = 2.0
 MAX_SILENT = 8  # peers that are gone, of whom we try again
@@ -101,12 +102,21 @@ class Swarm(Directory):
         self._bootstrap = self._reachable(candidates) if candidates else []
         presence = self._transport.start("client" if self.config.client_mode else "direct", self._bootstrap)
         self._presence = presence
-        if self.reactor.run(presence.ask(self.bootstrap_peers, any(map(is_public, candidates)))):
+        if self._ask(presence, is_run_public=any(map(is_public, candidates))):
             if presence.is_hidden and not self.config.stays_direct:
                 self._presence = self._transport.hide(self._bootstrap)
             self._tell_reachability(presence)
         self._update_record()
         self._remember_place()
+
+    def _ask(self, presence: Presence, *, is_run_public: bool) -> bool:
+        """Whether others told if they can reach us. Only now can we still choose a relay, so that is worth waiting."""
+        deadline = time.monotonic() + (RELAY_VERDICT_S if self.config.use_relay else 0.0)
+        while not (has_told := self.reactor.run(presence.ask(self.bootstrap_peers, is_run_public))):
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(0.2)
+        return has_told
 
     def join(self, run_hash: bytes) -> None:
         """Enter the run's directory: from now on others hear of us, and we of them."""
@@ -312,6 +322,7 @@ class Swarm(Directory):
             is_reachable=not presence.is_hidden,
             mode=self._presence.now()[0] if self._presence is not None else presence.mode,
             port=self.port,
+            wants_relay=self.config.use_relay,
             asked=[answer.asked for answer in answers],
             reached=sorted({place_of(*place) for answer in answers for place in answer.reached}),
             missed=sorted({place_of(*place) for answer in answers for place in answer.missed}),

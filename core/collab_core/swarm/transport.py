@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from collab_core.errors import Code, RunError, SwarmError
 from collab_core.state.folder import StateFolder
-from collab_core.swarm.addresses import ipv4_if_any
+from collab_core.swarm.addresses import host_and_port, ipv4_if_any
 from collab_core.swarm.config import SwarmConfig
 from collab_core.swarm.daemon import Daemon, free_port
 from collab_core.swarm.presence import Presence
@@ -131,7 +132,7 @@ class Transport:
             listen = []
             if mode != "client":
                 # We choose the port, so that we know it whatever addresses are announced.
-                self.port = port or free_port(hosts[0])
+                self.port = _named_port(hosts) or port or free_port(hosts[0])
                 listen = [_with_port(address, self.port) for address in hosts]
             return Daemon(
                 identity=self._identity_path,
@@ -169,6 +170,12 @@ def _with_port(address: str, port: int) -> str:
     """`/ip4/0.0.0.0/tcp/0` listens on the wanted port; an address that names a port keeps it."""
     head, _, last = address.rpartition("/")
     return f"{head}/{port}" if last == "0" else address
+
+
+def _named_port(addresses: Sequence[str]) -> int:
+    """The first port that one of the addresses names; 0 if none does."""
+    places = (host_and_port(address) for address in addresses)
+    return next((place[1] for place in places if place is not None and place[1]), 0)
 
 
 async def _receive_raw_data(reader: asyncio.StreamReader) -> bytes:

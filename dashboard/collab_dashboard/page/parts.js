@@ -96,8 +96,9 @@ export function showHead(run, now) {
   bar.hidden = !target;
   set(bar, "aria-valuenow", Math.round(percent));
   bar.firstElementChild.style.width = `${percent}%`;
-  const age = ago(now - since).replace("now", "just now");
-  say(byId("progress-text"), target ? `${compact(collected)} of ${compact(target)} samples · last epoch ${age}` : `last epoch ${age}`);
+  const parts = target ? [`${compact(collected)} of ${compact(target)} samples`] : [];
+  if (since != null) parts.push(`last epoch ${ago(now - since).replace("now", "just now")}`);
+  say(byId("progress-text"), parts.join(" · "));
 
   say(byId("loss"), fixed(run.loss));
   const notes = [];
@@ -239,10 +240,10 @@ export function showPeers(run, now) {
     say(cells.why, peer.quarantined ? peer.quarantined.reason : "");
     cells.why.hidden = !peer.quarantined;
     say(cells.epoch, peer.epoch.toLocaleString("en"));
-    const holds = { newest: "newest state", other: "another state", none: "no state" }[peer.state];
+    const holds = peer.presence === "gone" ? "" : { newest: "newest state", other: "another state", none: "no state" }[peer.state];
     say(cells.holds, peer.distance != null ? `distance ${peer.distance.toExponential(1)}` : holds);
     say(cells.loss, peer.loss == null ? "" : fixed(peer.loss));
-    say(cells.short, `${cells.holds.textContent} · seen ${ago(now - peer.last_seen)}`);
+    say(cells.short, [cells.holds.textContent, `seen ${ago(now - peer.last_seen)}`].filter(Boolean).join(" · "));
     const isAtWork = peer.role === "trainer" && peer.presence !== "gone";
     const pace = isAtWork ? `${compact(peer.samples_per_second * rate)}/s` : "";
     say(cells.speed, pace.replace("/s", ""));

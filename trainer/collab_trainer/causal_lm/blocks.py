@@ -1,53 +1,71 @@
-"""The blocks of a peer: a few documents each, from one source after the other as their weights say."""
+"""The blocks of a peer: some documents each, from one source after the other as their weights say."""
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from blake3 import blake3
 
 from collab_trainer.causal_lm.reading import Reader
 
+MAX_READS = 100  # for one block: a source may have little text between what is held out
+
 
 class DocumentBlocks:
     """Blocks of documents (see `collab_trainer.task.Blocks`).
 
-    Which source a block comes from follows from the seed and the block's number alone, so it is the same after any
-    restart.
+    The next block comes from the source that has given least for its weight. So what was read of them is as the weights
+    say, however long their documents are and however soon a source begins anew; a restart changes nothing.
 
     Args:
         readers: one per source, where they were.
-        weights: how much each is read, in bytes.
-        seed: of this peer.
-        block_bytes: about how much text a block has.
-        number: of the next block.
+        weights: how much each is read, in characters.
+        seed: of this peer; peers do not all begin with the same source.
+        block_chars: about how much text a block has.
+        given: what each source gave before, in characters.
     """
 
     def __init__(
-        self, readers: Sequence[Reader], weights: Sequence[float], *, seed: int, block_bytes: int, number: int = 0
+        self,
+        readers: Sequence[Reader],
+        weights: Sequence[float],
+        *,
+        seed: int,
+        block_chars: int,
+        given: Sequence[int] = (),
     ) -> None:
-        self._readers, self._seed, self._block_bytes, self._number = readers, seed, block_bytes, number
-        self._bounds = list(accumulate(weights))
+        self._readers, self._weights, self._block_chars = readers, weights, block_chars
+        self._given = list(given) if len(given) == len(readers) else [0] * len(readers)
+        self._head_starts = [_draw(f"{seed}/{source}") * block_chars for source in range(len(readers))]
 
     def __next__(self) -> list[str]:
-        documents = self._readers[self._source()].read(self._block_bytes)
-        self._number += 1
+        source = min(range(len(self._readers)), key=self._progress)
+        documents: list[str] = []
+        missing = self._block_chars
+        for _ in range(MAX_READS):
+            more = self._readers[source].read(missing)
+            documents += more
+            missing -= sum(map(len, more))
+            if missing <= 0:
+                break
+        # one that has nothing had its turn all the same, or the others would wait for ever
+        self._given[source] += self._block_chars - missing or self._block_chars
         return documents
 
-    def _source(self) -> int:
-        digest = blake3(f"{self._seed}/{self._number}".encode()).digest(8)
-        draw = int.from_bytes(digest, "little") / 2**64 * self._bounds[-1]
-        return min(bisect(self._bounds, draw), len(self._readers) - 1)
+    def _progress(self, source: int) -> float:
+        return (self._head_starts[source] + self._given[source]) / self._weights[source]
 
     @property
     def position(self) -> dict[str, Any]:
-        return {"block": self._number, "sources": [reader.position for reader in self._readers]}
+        return {"given": list(self._given), "sources": [reader.position for reader in self._readers]}
 
 
 def source_positions(position: Mapping[str, Any] | None, num_sources: int) -> list[Mapping[str, Any] | None]:
     """The position of each source; None where there is none."""
     kept = list(position["sources"]) if position else []
     return kept if len(kept) == num_sources else [None] * num_sources
+
+
+def _draw(key: str) -> float:
+    return int.from_bytes(blake3(key.encode()).digest(8), "little") / 2**64

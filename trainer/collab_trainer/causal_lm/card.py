@@ -31,11 +31,10 @@ The root is the BLAKE3 Merkle root of every parameter and buffer: equal roots, b
 
 ## Join the run
 
-Ask its organiser for an invite. You need neither this repository nor an account: config, tokenizer and weights come
-from the other peers.
+Ask its organiser for an invite, and for Collab if you do not have it. You need neither this repository nor an account:
+config, tokenizer and weights come from the other peers.
 
 ```
-pip install collab-train
 collab train INVITE
 ```
 

@@ -14,6 +14,7 @@ from collab_core.errors import Code, TaskError
 from collab_trainer.causal_lm.options import DataOptions
 
 MAX_MATCHES = 100_000
+MAX_RETRIES = 1
 SAMPLE_BY = {"paragraph": "paragraph", "line": "line", "file": "document"}
 
 
@@ -29,16 +30,16 @@ def is_held_out(document: str, one_in: int) -> bool:
     return int.from_bytes(blake3(document.encode(errors="replace")).digest(4), "little") % one_in == 0
 
 
-def take(documents: Iterable[str], num_bytes: int, one_in: int) -> tuple[list[str], int]:
-    """Documents for training, about so many bytes of them, and how many were gone through for it."""
+def take(documents: Iterable[str], num_chars: int, one_in: int) -> tuple[list[str], int]:
+    """Documents for training, about so many characters of them, and how many were gone through for it."""
     found: list[str] = []
     num_read = 0
     for document in documents:
         num_read += 1
         if document and not is_held_out(document, one_in):
             found.append(document)
-            num_bytes -= len(document)
-        if num_bytes <= 0:
+            num_chars -= len(document)
+        if num_chars <= 0:
             break
     return found, num_read
 
@@ -105,10 +106,15 @@ class LocalDocuments:
 
 
 def quiet_datasets() -> Any:
-    """The library, without its progress bars: only the command line talks to people."""
+    """The library, without its progress bars: only the command line talks to people.
+
+    It would try for ten minutes before it says that the Hub is away. Whoever waits for it knows how to (`Batches`).
+    """
     import datasets
 
     datasets.disable_progress_bars()
+    datasets.config.STREAMING_READ_MAX_RETRIES = MAX_RETRIES
+    datasets.config.STREAMING_OPEN_MAX_RETRIES = MAX_RETRIES
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     return datasets
 

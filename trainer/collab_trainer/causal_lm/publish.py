@@ -15,10 +15,11 @@ from collab_core.hub import hub_in_words
 from collab_core.run.pinning import new_folder
 from collab_core.run.settings import RunSettings
 from collab_trainer.causal_lm.card import model_card
-from collab_trainer.causal_lm.files import TOKENIZER_FILES
+from collab_trainer.causal_lm.files import MODEL_FILES, TOKENIZER_FILES
 from collab_trainer.causal_lm.model import model_root
 from collab_trainer.causal_lm.task import CausalLM
 
+READ_FILES = (*MODEL_FILES, *TOKENIZER_FILES, "model.safetensors.index.json")
 ONE_FILE = "1000GB"  # the Hub takes files of any size; one is easier to check than many
 
 
@@ -35,18 +36,23 @@ class Published:
 def publish_to_hub(task: CausalLM, settings: RunSettings, repo: str) -> Published:
     """Upload the initial model in one commit to a repository that is there.
 
+    Files of an earlier model that readers would take for parts of this one go in the same commit.
+
     Raises:
         HubError: in words.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     with tempfile.TemporaryDirectory(prefix="collab-publish-") as name:
         folder = Path(name)
         root = _write(task, settings, folder, repo)
         with hub_in_words(repo):
-            commit = HfApi().create_commit(
+            api = HfApi()
+            added = [CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())]
+            stale = set(api.list_repo_files(repo)) & set(READ_FILES) - {file.name for file in folder.iterdir()}
+            commit = api.create_commit(
                 repo,
-                [CommitOperationAdd(file.name, file) for file in sorted(folder.iterdir())],
+                [*added, *(CommitOperationDelete(name) for name in sorted(stale))],
                 commit_message=f"The initial model of the Collab run {settings.name}",
             )
     return Published({"repo": repo, "revision": commit.oid, "root": root}, f"{repo} at {commit.oid}")
@@ -65,7 +71,7 @@ def publish_to_folder(task: CausalLM, settings: RunSettings, target: Path, run_d
         if target.is_dir():
             target.rmdir()
         folder.rename(target)
-    path = os.path.relpath(target, run_dir.absolute())
+    path = os.path.relpath(target.resolve(), run_dir.resolve())  # a link to the run is not where `..` begins
     return Published({"path": path, "root": root}, str(target))
 
 

@@ -12,8 +12,8 @@ from collab_trainer.causal_lm.shuffle import Shuffle
 class Reader(Protocol):
     """Reads one source, and can go on where it was."""
 
-    def read(self, num_bytes: int) -> list[str]:
-        """The next documents, about so many bytes of them; fewer at the end of a pass, then a new pass begins."""
+    def read(self, num_chars: int) -> list[str]:
+        """The next documents, about so many characters; fewer at the end of a pass, of a file or of a window."""
 
     @property
     def position(self) -> dict[str, Any]:
@@ -45,12 +45,12 @@ class LocalReader:
     def _shuffle(self) -> Shuffle:
         return Shuffle(len(self._documents), f"{self._key}/{self._pass}")
 
-    def read(self, num_bytes: int) -> list[str]:
+    def read(self, num_chars: int) -> list[str]:
         if self._index == len(self._documents):
             self._pass, self._index = self._pass + 1, 0
             self._order = self._shuffle()
         rest = range(self._index, len(self._documents))
-        found, num_read = take((self._documents[self._order[index]] for index in rest), num_bytes, self._one_in)
+        found, num_read = take((self._documents[self._order[index]] for index in rest), num_chars, self._one_in)
         self._index += num_read
         return found
 

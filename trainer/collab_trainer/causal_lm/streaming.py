@@ -131,12 +131,12 @@ class StreamReader:
             self._open_shard()
         self._given = 0
 
-    def read(self, num_bytes: int) -> list[str]:
+    def read(self, num_chars: int) -> list[str]:
         window = self._window = self._fill() if self._window is None else self._window
         if self._given == len(window):
             self._advance()
             window = self._window = self._fill()
-        found, num_read = take(window[self._given :], num_bytes, self._one_in)
+        found, num_read = take(window[self._given :], num_chars, self._one_in)
         self._given += num_read
         return found
 

@@ -26,8 +26,8 @@ from collab_trainer.evaluating import evaluating
 from collab_trainer.generating import Generation, printable
 from collab_trainer.task import Batch
 
-MIN_BLOCK_BYTES = 32 * 1024
-BLOCK_BYTES_PER_TOKEN = 64  # a block has some sixteen rows of text at four bytes a token
+MIN_BLOCK_CHARS = 32 * 1024
+BLOCK_CHARS_PER_TOKEN = 64  # a block has some sixteen rows of text at four characters a token
 EVALUATION_BATCH = 8
 SAMPLE_TEMPERATURE = 0.8
 SAMPLE_TOKENS = 120
@@ -100,8 +100,8 @@ class CausalLM:
             readers,
             [source.weight for source in sources],
             seed=seed,
-            block_bytes=max(MIN_BLOCK_BYTES, BLOCK_BYTES_PER_TOKEN * self._row_length),
-            number=int(position["block"]) if position else 0,
+            block_chars=max(MIN_BLOCK_CHARS, BLOCK_CHARS_PER_TOKEN * self._row_length),
+            given=position.get("given", ()) if position else (),
         )
 
     def samples(self, block: Sequence[str]) -> Batch:

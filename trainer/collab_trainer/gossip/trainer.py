@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from collab_core.averaging.averager import MIN_BYTES_PER_SECOND
+from collab_core.averaging.group import MAX_RATE
 from collab_core.gossip import (
     Change,
     Faults,
@@ -76,6 +77,7 @@ class GossipTrainer:
     ) -> None:
         self.task, self.device, self.config, self.stop = task, device, config, stop
         self._session = session
+        session.exchange.throttle.bytes_per_second = config.max_upload
         self.swarm, self.events, self.folder = session.swarm, session.events, session.folder
         self.manifest, self.settings = session.manifest, session.manifest.settings
         self.batch_size = config.batch_size or 1
@@ -123,12 +125,21 @@ class GossipTrainer:
             self.contribution.remember(kept.samples)
         journal = Journal(self.folder.exchanges, self.manifest.run_id)
         exchanges = kept.exchanges if kept is not None else ()
-        self.meetings = Meetings(self.swarm, self._terms(), journal, kept=exchanges, faults=self._fail_at)
+        self.meetings = Meetings(
+            self.swarm,
+            self._terms(),
+            journal,
+            kept=exchanges,
+            throttle=self._session.exchange.throttle,
+            faults=self._fail_at,
+        )
         self.meetings.epoch = self.own.epoch
         self.meetings.tell_lost()
         self._look_around()
         if kept is None:
             self._adopt()
+        if (link := self.config.bandwidth) is not None:
+            self.swarm.publish(upload=min(link.upload, MAX_RATE), download=min(link.download, MAX_RATE))
         self._publish()
         self._session.tell_joined(self.own.epoch, root=None)
 
