@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -65,13 +66,23 @@ def options(
 
 
 def main() -> None:
-    """Run a command, and end with its exit code whatever threads of ours still do."""
+    """Run a command, and end with its exit code whatever threads still do.
+
+    Python would stop a thread in the middle of torch or arrow while it takes itself down, which they take for a crash
+    and abort us. So we go once all that is called at the end was called, and before that.
+    """
+    code = 1
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    atexit.register(leave)  # who is the first to register is the last to be called
     try:
         app()
     except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
         if any(thread.daemon and thread.name.startswith("collab-") for thread in threading.enumerate()):
-            # Python would stop such a thread in the middle of torch, which takes that for a crash and aborts us
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(end.code if isinstance(end.code, int) else 0)
+            leave()  # nor is a library waited for that one of ours waits for
         raise

@@ -254,16 +254,26 @@ def test_a_signal_while_joining_stops_at_once_with_exit_0(tmp_path: Path, number
         peer.close()
 
 
-def test_a_thread_that_is_still_busy_does_not_spoil_the_exit_code() -> None:
-    """As the archivist's, which may be measuring the held-out loss when its peer is asked to leave."""
+@pytest.mark.parametrize("name", ["collab-archive", "of a library"])
+def test_a_thread_that_is_still_busy_does_not_spoil_the_exit_code(name: str) -> None:
+    """As the archivist's, which may be measuring the held-out loss, or arrow's, which may be reading a data set."""
     script = (
         "import sys, threading, torch\nfrom collab_cli import app as command\n"
         "def measure():\n    while True:\n        torch.nn.functional.linear(torch.zeros(8, 64), torch.zeros(64, 64))\n"
-        "threading.Thread(target=measure, name='collab-archive', daemon=True).start()\n"
+        f"threading.Thread(target=measure, name={name!r}, daemon=True).start()\n"
         "command.app = lambda: (print('Left.'), sys.exit(2))\ncommand.main()"
     )
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
     assert (finished.returncode, finished.stdout, finished.stderr) == (2, "Left.\n", "")
+
+
+def test_what_is_to_be_done_at_the_end_is_done_before_the_command_ends() -> None:
+    script = (
+        "import atexit, sys\nfrom collab_cli import app as command\n"
+        "command.app = lambda: (atexit.register(lambda: print('Done.')), sys.exit(3))\ncommand.main()"
+    )
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+    assert (finished.returncode, finished.stdout, finished.stderr) == (3, "Done.\n", "")
 
 
 def test_help_of_every_command_loads_neither_torch_nor_hivemind() -> None:
