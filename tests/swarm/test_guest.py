@@ -54,19 +54,23 @@ def test_a_guest_with_little_memory_and_time_goes_on_and_keeps_what_it_gave(
     assert before["samples"] == 16 * before["epochs"] > 0
     (guest.state_dir / "backup.collab").unlink(missing_ok=True)
 
-    # it comes back for some seconds, and leaves by itself before they are over
-    num_events, started = len(guest.events()), time.monotonic()
+    # it comes back, and fetches the state from the only one who has it, no faster than that one gives
+    num_events = len(guest.events())
+    guest = swarm.trainer("guest", env=env)
+    fetched = guest.wait_for("resynced", after=num_events)
+    assert fetched["bytes"] > 8e6
+    assert fetched["bytes"] / fetched["seconds"] < 1.5 * MEGABYTES_PER_SECOND * 1e6  # the first megabytes are free
+    guest.wait_for("epoch", after=num_events)
+    assert guest.stop() == 0, guest.tail()
+    left = guest.wait_for_last("left")
+    assert left["samples"] == before["samples"] + left["samples_now"] > before["samples"]
+    assert left["epochs"] == before["epochs"] + left["epochs_now"]
+
+    # it comes for some seconds, and leaves by itself before they are over
+    started = time.monotonic()
     guest = swarm.trainer("guest", "--hours", str(HOURS), env=env)
     assert guest.process.wait(HOURS * 3600 + 15) == 0, guest.tail()
     assert time.monotonic() - started < HOURS * 3600 + 5  # a tenth of its time is little for leaving on a busy machine
-    events = guest.events()[num_events:]
-    [left] = [event for event in events if event["event"] == "left"]
-    assert left["samples"] == before["samples"] + left["samples_now"]
-    assert left["epochs"] == before["epochs"] + left["epochs_now"]
+    assert len(guest.events("left")) == 2
     assert f"Leaving in {HOURS * 3600 * 0.9:.0f} s: --hours {HOURS}." in guest.log.read_text()
-
-    # it fetched the state from the only one who had it, no faster than that one gives
-    [fetched] = [event for event in events if event["event"] == "resynced"]
-    assert fetched["bytes"] > 8e6
-    assert fetched["bytes"] / fetched["seconds"] < 1.5 * MEGABYTES_PER_SECOND * 1e6  # the first megabytes are free
     assert aux.stop() == 0
