@@ -12,6 +12,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 
 LONG_BYTES = 2**16  # worth a thread
 PIECE_BYTES = 2**20  # carried at once, then counted
@@ -67,21 +68,25 @@ class Pipe:
                 raise ConnectionResetError
             target = target[num_bytes:]
 
-    async def send(self, data: memoryview) -> None:
+    async def send(self, data: memoryview, head: bytes = b"") -> None:
         """Returns when the socket has taken all of it.
+
+        Args:
+            head: goes before the data, in one piece with it: the daemon would seal and send a few bytes by themselves.
 
         Raises:
             ConnectionError: nobody is there any more.
         """
         if len(data) >= LONG_BYTES:
             try:
-                await self._in_thread(_send_all, data, self._on_sent)
+                await self._in_thread(partial(_send_all, head), data, self._on_sent)
             except asyncio.CancelledError:
                 self.close()  # the thread still reads the memory, which its owner may now change
                 raise
             return
-        while data:
-            data = data[await self._send(data) :]
+        left = memoryview(head + data)
+        while left:
+            left = left[await self._send(left) :]
 
     async def ended(self) -> None:
         """Wait until the other side has closed the stream; what it still sends is thrown away."""
@@ -167,10 +172,10 @@ def _receive_all(own: socket.socket, target: memoryview, count: Count) -> None:
             target = target[num_bytes:]
 
 
-def _send_all(own: socket.socket, data: memoryview, count: Count) -> None:
+def _send_all(head: bytes, own: socket.socket, data: memoryview, count: Count) -> None:
     with own:
         while data:
             start = time.monotonic()
-            own.sendall(piece := data[:PIECE_BYTES])
-            count(len(piece), time.monotonic() - start)
-            data = data[len(piece) :]
+            num_bytes = own.sendmsg([head, data[:PIECE_BYTES]])  # blocks until all of it has gone, or a signal comes
+            count(num_bytes, time.monotonic() - start)
+            head, data = head[num_bytes:], data[max(0, num_bytes - len(head)) :]

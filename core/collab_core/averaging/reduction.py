@@ -171,7 +171,8 @@ class Reduction:
         # a reducer must itself wait for its slowest sender, so it gets twice the time
         num_bytes = self._tools.codec.for_averages.encoded_bytes(part.num_values)
         try:
-            frame = await asyncio.wait_for(stream.receive(num_bytes), 2 * self._timeout_s)
+            async with asyncio.timeout(2 * self._timeout_s):
+                frame = await stream.receive(num_bytes)
         except BadFrame as error:
             raise RoundFailed(f"part {index} from the reducer {peer_id} is wrong: {error}") from None
         if frame is None:
@@ -277,7 +278,8 @@ class Reduction:
     async def _send(self, stream: PartStream, frame: Frame) -> None:
         """Whoever does not read what it asked for is not waited for."""
         try:
-            await asyncio.wait_for(stream.send(frame), 2 * self._timeout_s)
+            async with asyncio.timeout(2 * self._timeout_s):
+                await stream.send(frame)
         except TimeoutError:
             stream.close()
             raise ConnectionResetError from None
@@ -342,7 +344,8 @@ class Reduction:
 
     async def _next_part(self, stream: PartStream, index: int, num_bytes: int) -> Frame | None:
         try:
-            frame = await asyncio.wait_for(stream.receive(num_bytes), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                frame = await stream.receive(num_bytes)
         except BadFrame as error:
             raise Refused(f"part {index} has {error}") from None
         if frame is not None and (frame.kind is not Kind.PART or len(frame.payload) != num_bytes):

@@ -64,8 +64,8 @@ class PartStream:
         return cls(reader, writer, buffers, link)
 
     async def send(self, frame: Frame) -> None:
-        await self._pipe.send(memoryview(HEAD.pack(frame.kind, frame.weight, len(frame.payload))))
-        await self._pipe.send(memoryview(frame.payload))
+        head = HEAD.pack(frame.kind, frame.weight, len(frame.payload))
+        await self._pipe.send(memoryview(frame.payload), head)
 
     async def receive(self, num_bytes: int) -> Frame | None:
         """The next frame, whose payload has `num_bytes` or is empty; None if the stream ended.
