@@ -65,6 +65,27 @@ def test_trainers_go_on_without_the_first_peer_and_end_by_themselves_with_nearly
     assert torch.equal(flat(load_file(target)), models[0])
 
 
+def test_two_that_reach_the_last_round_of_a_run_meet_until_they_leave_with_the_same_model(
+    swarm: SwarmOfProcesses, tmp_path: Path
+) -> None:
+    last = 80  # so that both are there long before
+    run = write_run(
+        tmp_path,
+        strategy__name="gossip",
+        strategy__codec="none",
+        strategy__target_batch_size=32,
+        limits__max_epochs=last,
+    )
+    swarm.aux(run)
+    trainers = [swarm.trainer(name) for name in ("first", "second")]
+    for trainer in trainers:
+        assert trainer.wait_for("left", timeout_s=120)["epoch"] == last
+        assert trainer.process.wait(20) == 0, trainer.tail()
+        assert not trainer.events("converged")
+        assert [event["samples"] for event in trainer.events("round") if event["epoch"] == last][1:] == [0, 0, 0]
+    assert torch.equal(*map(backup_of, trainers))
+
+
 class InThisProcess:
     """A trainer in a thread, with a session of its own."""
 

@@ -4,7 +4,8 @@ mean          the arithmetic of a meeting
 wire          what two peers say to each other
 encounter     one exchange, from either side
 doubts        exchanges that were cut off
-meetings      a peer's exchanges: asking, answering, newcomers
+meetings      a peer's exchanges: asking and answering
+newcomers     models for those who have none yet
 ledger        which exchanges were decided, and which are in the model
 journal       exchanges on disk
 keeping       the model on disk, with the exchanges that are in it

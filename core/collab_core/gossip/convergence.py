@@ -45,6 +45,8 @@ class Convergence:
     def __init__(self, settings: GossipSettings) -> None:
         self._settings = settings
         self._losses: deque[float] = deque(maxlen=settings.window * settings.num_windows)
+        self._level: float | None = None
+        """The loss when it was seen to fall no more."""
         self._distance2: float | None = None
         self._length2: float | None = None
         self._is_alone = True
@@ -53,6 +55,7 @@ class Convergence:
         """Our model and those of everyone else, as they were brought to the last meetings; our held-out loss."""
         if loss is not None and math.isfinite(loss):
             self._losses.append(loss)
+            self._look_at_losses()
         self._is_alone = not others
         if others:
             distance2 = statistics.fmean(squared_distance(mine, other) for other in others)
@@ -60,6 +63,19 @@ class Convergence:
             if math.isfinite(distance2) and math.isfinite(length2):  # sketches of strangers may be anything
                 self._distance2 = _smoothed(self._distance2, distance2)
                 self._length2 = _smoothed(self._length2, length2)
+
+    def _look_at_losses(self) -> None:
+        """A loss that was seen to be flat stays so until it has really fallen.
+
+        Losses differ from round to round by more than what counts as falling. If every round was judged by itself, a
+        peer would take its word back again and again, and most would hardly ever agree.
+        """
+        settings = self._settings
+        level = statistics.median(list(self._losses)[-settings.window :])
+        if self._level is None:
+            self._level = level if is_flat(tuple(self._losses), settings) else None
+        elif level < self._level - settings.num_windows * settings.plateau * abs(self._level):
+            self._level = None
 
     @property
     def distance(self) -> float | None:
@@ -76,7 +92,7 @@ class Convergence:
         """Whether we think that it is over: we agree with the others, if there are any, and learn nothing more."""
         distance = self.distance
         agrees = self._is_alone or (distance is not None and distance < self._settings.consensus)
-        return agrees and is_flat(tuple(self._losses), self._settings)
+        return agrees and self._level is not None
 
 
 class Agreement:

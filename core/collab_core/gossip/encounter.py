@@ -176,3 +176,16 @@ def _checked_mean(mine: Share, theirs: Share) -> torch.Tensor:
 
 def _largest(share: Share) -> float:
     return float(share.values.abs().max()) if len(share.values) else 0.0
+
+
+def in_words(error: Exception) -> str:
+    """What went wrong with another peer, for the event log."""
+    match error:
+        case Refused():
+            return f"it refused us: {error}"
+        case asyncio.TimeoutError():
+            return "it was silent for too long"
+        case ConnectionError():
+            return "the connection broke"
+        case _:
+            return f"it cannot be reached ({type(error).__name__})"

@@ -21,12 +21,12 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 
 from collab_core.gossip.doubts import ABORTED, COMMITTED, GONE_S, Doubts
-from collab_core.gossip.encounter import BrokenRule, Busy, Change, Encounter, Faults, Refused, Terms
+from collab_core.gossip.encounter import BrokenRule, Busy, Change, Encounter, Faults, Terms, in_words
 from collab_core.gossip.journal import ID_BYTES, Journal
 from collab_core.gossip.ledger import Ledger
 from collab_core.gossip.mean import Share
-from collab_core.gossip.wire import BadFrame, Kind, Offer, Refusal, StateHead, Wire, serve, unpack
-from collab_core.state.throttle import Busy as TooMany
+from collab_core.gossip.newcomers import Newcomers
+from collab_core.gossip.wire import CLOSING_S, CONNECTING_S, BadFrame, Kind, Offer, Refusal, Wire, serve, unpack
 from collab_core.state.throttle import Throttle
 from collab_core.swarm import Swarm
 
@@ -34,12 +34,9 @@ logger = logging.getLogger(__name__)
 
 LEAVING_GRACE_S = 2.5  # Ctrl-C in the middle of an exchange: finish it if that is quick
 STOP_POLL_S = 0.1
-CLOSING_S = 3.0  # for the other side to close a stream that is done
 CROSSING_S = 3.0  # two that ask each other at once: until one of them has heard that it is the asked
 QUESTION_S = 3.0
 ENGAGED_S = 5.0  # for somebody who came before we asked
-CONNECTING_S = 5.0  # somebody who just died is still in the directory
-MAX_DONATIONS = 2  # at a time
 MAX_TOLD = 1000
 
 T = TypeVar("T")
@@ -84,7 +81,6 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         self.epoch = 0
         """The round we are in; what faults and newcomers are told."""
         self._swarm, self._terms = swarm, terms
-        self._throttle = throttle or Throttle()
         self._faults = faults
         self._namespace = f"{swarm.run_hash.hex()}::gossip"
         self._ledger = Ledger(journal, kept)
@@ -96,7 +92,14 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         self._doubts = Doubts(
             swarm, question=self._question, commit=self._commit, forget=self._ledger.forget, gone_s=gone_s
         )
-        self._num_donations = 0
+        self._newcomers = Newcomers(
+            swarm,
+            terms,
+            throttle or Throttle(),
+            open_wire=self._open,
+            own_values=self._own_values,
+            epoch=lambda: self.epoch,
+        )
         self._is_leaving = False
         self._told: set[tuple[str, str]] = set()
         swarm.reactor.run(self._listen(), timeout_s=10)
@@ -138,7 +141,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
 
     def fetch(self, donor: str, stop: threading.Event) -> tuple[int, torch.Tensor] | None:
         """The round and the model of another peer; None if it does not give them."""
-        return self._wait_for(self._fetch(donor), stop)
+        return self._wait_for(self._newcomers.fetch(donor), stop)
 
     def finish(self) -> None:
         """Begin nothing new, end what is under way, and settle what is in doubt, if that is quick."""
@@ -207,7 +210,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
             self._refuse(partner, str(error))
         except Exception as error:  # noqa: BLE001 - whatever the network and strangers do, training goes on
             if not encounter.is_in_doubt:
-                self._tell_failure(partner, _in_words(error))
+                self._tell_failure(partner, in_words(error))
         finally:
             if wire is not None:
                 wire.close()
@@ -226,7 +229,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         try:
             kind, data = await wire.hear(Kind.OFFER, Kind.FETCH, within_s=self._terms.patience_s)
             if kind is Kind.FETCH:
-                await self._donate(wire)
+                await self._newcomers.give(wire, is_leaving=self._is_leaving)
             else:
                 await self._consider(wire, remote, unpack(Offer, data))
         except (BadFrame, BrokenRule) as error:
@@ -252,7 +255,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
             await self._decide(wire, encounter, offer.weight)
         except (TimeoutError, ConnectionError) as error:
             if encounter.exchange not in self._ledger:
-                self._tell_failure(remote, _in_words(error))
+                self._tell_failure(remote, in_words(error))
         finally:
             self._end(encounter)
 
@@ -323,44 +326,6 @@ class Meetings(ServicerBase):  # type: ignore[misc]
                 "exchange_lost", exchange=entry.exchange, peer_id=entry.partner, name=name, reason=reason
             )
 
-    # --- newcomers ---
-
-    async def _fetch(self, donor: str) -> tuple[int, torch.Tensor] | None:
-        wire: Wire | None = None
-        try:
-            wire = await asyncio.wait_for(self._open(donor), CONNECTING_S)
-            await wire.say(Kind.FETCH)
-            kind, data = await wire.hear(Kind.STATE, Kind.BUSY, within_s=self._terms.patience_s)
-            if kind is Kind.BUSY:
-                return None
-            epoch = unpack(StateHead, data).epoch
-            values = await wire.receive_vector(self._terms.num_values, self._terms.transfer_s)
-            if not bool(torch.isfinite(values).all()):
-                raise BadFrame("a model that is not finite")
-            return epoch, values
-        except Exception as error:  # noqa: BLE001 - a stranger's bytes: whatever they break, only this donor is lost
-            name = self._swarm.name_of(donor)
-            self._swarm.events.write("donor_failed", peer_id=donor, name=name, reason=_in_words(error))
-            return None
-        finally:
-            if wire is not None:
-                wire.close()
-
-    async def _donate(self, wire: Wire) -> None:
-        if self._num_donations >= MAX_DONATIONS or self._is_leaving:
-            await wire.say(Kind.BUSY)
-        else:
-            self._num_donations += 1
-            try:
-                values = await self._own_values()
-                await wire.say(Kind.STATE, StateHead(epoch=self.epoch))
-                await asyncio.wait_for(wire.give_vector(values, self._throttle.pass_through), self._terms.transfer_s)
-            except TooMany as error:
-                raise ConnectionError(str(error)) from error
-            finally:
-                self._num_donations -= 1
-        await wire.finish(CLOSING_S)
-
     # --- keeping books ---
 
     def _begin(self, exchange: str, partner: str, *, is_asker: bool) -> Encounter:
@@ -390,15 +355,3 @@ class Meetings(ServicerBase):  # type: ignore[misc]
     def _tell_failure(self, partner: str, reason: str) -> None:
         name = self._swarm.name_of(partner)
         self._swarm.events.write("exchange_failed", epoch=self.epoch, peer_id=partner, name=name, reason=reason)
-
-
-def _in_words(error: Exception) -> str:
-    match error:
-        case Refused():
-            return f"it refused us: {error}"
-        case asyncio.TimeoutError():
-            return "it was silent for too long"
-        case ConnectionError():
-            return "the connection broke"
-        case _:
-            return f"it cannot be reached ({type(error).__name__})"

@@ -32,6 +32,8 @@ from collab_core.swarm.record import MAX_EPOCH
 
 HEAD = struct.Struct(">BQ")
 MAX_MESSAGE_BYTES = 1024
+CONNECTING_S = 5.0  # somebody who just died is still in the directory
+CLOSING_S = 3.0  # for the other side to close a stream that is done
 SAYING_S = 30.0  # a few bytes; whoever takes none for so long does not read
 GIVEN_BYTES = 256 * 1024  # at once, to a newcomer
 

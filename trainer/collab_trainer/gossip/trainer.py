@@ -31,6 +31,7 @@ from collab_trainer.batches import Batches, StoppedWaiting
 from collab_trainer.batches import num_samples as count_rows
 from collab_trainer.data_journal import DataJournal
 from collab_trainer.device import autocast
+from collab_trainer.gossip.adoption import PAUSE_S, adopt, look_around
 from collab_trainer.gossip.held_out import HeldOut
 from collab_trainer.gossip.own_model import OwnModel
 from collab_trainer.gossip.verdict import Verdict
@@ -41,9 +42,6 @@ from collab_trainer.trainer import RATE_SMOOTHING, TrainerConfig
 from collab_trainer.tuning import choose_batch
 
 NUM_PARTNERS = 2  # one, and another one if the first is busy
-FIRST_LOOK_S = 3.0  # how long a newcomer looks for others before it believes to be the first
-ADOPTING_S = 60.0  # how long it asks for their models before it begins with the initial one
-PAUSE_S = 0.2
 ATTENDING_S = 0.02  # between two looks at who waits, while we do nothing else
 ARCHIVING_S = 2.0  # if a person waits for us to leave
 NUM_WAITS = 3  # for those who come to the end last, in matchmaking times
@@ -135,9 +133,9 @@ class GossipTrainer:
         )
         self.meetings.epoch = self.own.epoch
         self.meetings.tell_lost()
-        self._look_around()
+        look_around(self.swarm, self.neighbours, self.stop)
         if kept is None:
-            self._adopt()
+            self._begin_with_others()
         if (link := self.config.bandwidth) is not None:
             self.swarm.publish(upload=min(link.upload, MAX_RATE), download=min(link.download, MAX_RATE))
         self._publish()
@@ -155,51 +153,34 @@ class GossipTrainer:
             transfer_s=timeout_s + 4 * num_values / MIN_BYTES_PER_SECOND,
         )
 
-    def _look_around(self) -> None:
-        """Hear who is there before deciding that nobody is."""
-        deadline = time.monotonic() + FIRST_LOOK_S
-        while self.swarm.config.initial_peers and not len(self.neighbours) and not self.stop.is_set():
-            if time.monotonic() > deadline:
-                break
-            self.swarm.refresh()
-            time.sleep(0.1)
-
-    def _adopt(self) -> None:
-        """Take the model of whoever has trained. If all are at the beginning, so are we."""
+    def _begin_with_others(self) -> None:
         has_initial = self._root == self.manifest.initial_root
         if not has_initial:
             self.events.write("initial_state_differs", root=self._root, pinned=self.manifest.initial_root)
-        deadline = time.monotonic() + ADOPTING_S
-        while not self.stop.is_set():
-            donors = self.neighbours.donors(min_epoch=1 if has_initial else 0)
-            if has_initial and (not donors or time.monotonic() > deadline):
-                return
-            for donor in donors:
-                if (fetched := self.meetings.fetch(donor, self.stop)) is not None:
-                    epoch, values = min(fetched[0], self.neighbours.typical_epoch()), fetched[1]
-                    self.own.become(values, epoch)
-                    name = self.swarm.name_of(donor)
-                    self.events.write("adopted", epoch=epoch, peer_id=donor, name=name, bytes=values.nbytes)
-                    return
-            self.stop.wait(PAUSE_S)
-            self.swarm.refresh()
+        adopted = adopt(self.swarm, self.neighbours, self.meetings, is_needed=not has_initial, stop=self.stop)
+        if adopted is not None:
+            self.own.become(adopted.values, adopted.epoch)
 
     def run(self) -> None:
         """Take part until stopped, or until the run is over; `enter` comes first."""
         try:
             with contextlib.suppress(StoppedWaiting):
-                while not self.stop.is_set() and not self.is_done():
-                    if self.run_round():
-                        self.end()
-                        break
+                has_converged = False
+                while not (self.stop.is_set() or self.is_done() or has_converged):
+                    has_converged = self.run_round()
+                if has_converged or self.is_run_over():
+                    self.end(has_converged=has_converged)
         finally:
             self.batches.close()
             self.leave()
 
     def is_done(self) -> bool:
-        """Whether we have reached our last round."""
-        ends = [end for end in (self.settings.limits.max_epochs, self.config.max_epochs) if end]
-        return bool(ends) and self.own.epoch >= min(ends)
+        """Whether we have reached our last round: the run's, or the one that was enough for whoever started us."""
+        return self.is_run_over() or 0 < self.config.max_epochs <= self.own.epoch
+
+    def is_run_over(self) -> bool:
+        """Whether the run ends with the round that we have reached."""
+        return 0 < self.settings.limits.max_epochs <= self.own.epoch
 
     def leave(self) -> None:
         """Settle what is under way, and keep what we have."""
@@ -299,8 +280,8 @@ class GossipTrainer:
         """How far we are from the others, told to everyone. Whether most say that the run is over."""
         if self.stop.is_set():  # in the middle of a round, which does not count then
             return False
-        self.own.epoch += 1
         is_training = self.verdict.stage == "training"
+        self.own.epoch += is_training
         held_out = self._held_out.measure(self.own.model, self.own.epoch, self.loss) if is_training else None
         is_over = self.verdict.observe(held_out)
         self._publish()
@@ -327,7 +308,7 @@ class GossipTrainer:
 
     # --- the end of the run ---
 
-    def end(self) -> None:
+    def end(self, *, has_converged: bool) -> None:
         """Meet some more without training, so that all of us end with nearly the same model."""
         rounds = self.verdict.begin_to_end()
         self._num_samples = 0
@@ -339,7 +320,7 @@ class GossipTrainer:
         self._publish()
         patience_s = NUM_WAITS * self.settings.strategy.matchmaking_time_s
         self._attend_while(self.neighbours.is_anyone_unfinished, patience_s)
-        if not self.stop.is_set():
+        if has_converged and not self.stop.is_set():
             self.events.write(
                 "converged", epoch=self.own.epoch, distance=self.verdict.distance, peers=len(self.neighbours) + 1
             )
