@@ -35,6 +35,7 @@ from collab_core.swarm.record import PeerRecord
 from collab_core.telemetry import EventLog
 
 PATIENCE_S = 600.0  # one thread for everyone: whoever is slow here is not gone
+STREAM_THREADS = 4 * 16  # a peer has up to 16 reducers; each stream has a thread per direction at either end
 NUM_TICKS = 2  # until everybody knows everybody
 RUN_HASH = bytes(range(32))
 ROOT = "00" * 32
@@ -174,7 +175,7 @@ def one_thread_for_all() -> Iterator[Clock]:
 
 def simulate(num_peers: int, num_values: int) -> Entry:
     """One auxiliary and trainers: some rounds of news, then one round of averaging."""
-    reactor = Reactor()
+    reactor = Reactor(max_threads=STREAM_THREADS * num_peers)
     ends: dict[str, MemoryNetwork] = {}
     with tempfile.TemporaryDirectory(prefix="collab-bench-") as folder, one_thread_for_all() as clock:
         peers = [SimulatedPeer(number, Path(folder), reactor, ends) for number in range(num_peers)]

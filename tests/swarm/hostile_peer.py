@@ -12,7 +12,7 @@ hidden   sends the opposite, ten times as large, and declares the norm of an hon
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +30,8 @@ LIE = os.environ["HOSTILE"]
 LOUDNESS = 10.0
 
 
-async def send_lies(self: Reduction, parts: list[Any]) -> AsyncIterator[Frame]:
-    async for honest in honest_outgoing(self, parts):
+def send_lies(self: Reduction, parts: list[Any]) -> Iterator[Frame]:
+    for honest in honest_outgoing(self, parts):
         values = torch.full((len(honest.payload) // 2,), float("nan"), dtype=torch.float16)
         payload = bytearray(values.numpy().tobytes()) if LIE == "nan" else honest.payload + b"\0\0"
         yield replace(honest, payload=payload)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import struct
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +26,9 @@ def hostile(message: Any) -> type:
     """An averager that sends something wrong."""
 
     class Liar(Reduction):
-        async def _outgoing(self, parts: list[Any]) -> AsyncIterator[Frame]:
-            index = 0
-            async for honest in super()._outgoing(parts):
+        def _outgoing(self, parts: list[Any]) -> Iterator[Frame]:
+            for index, honest in enumerate(super()._outgoing(parts)):
                 yield message(honest, index)
-                index += 1
 
     return averager_with(Liar)
 
@@ -50,9 +48,9 @@ def averager_with(kind: type[Reduction]) -> type:
 class Trickling(Reduction):
     """Reduces what it should, and gives it away so slowly that it is just not silent."""
 
-    async def _send(self, stream: Any, frame: Frame) -> None:
-        await asyncio.sleep(3.0)  # of the 4 s after which it would be silent
-        await super()._send(stream, frame)
+    def _give(self, line: Any, payload: bytearray) -> None:
+        time.sleep(3.0)  # of the 4 s after which it would be silent
+        super()._give(line, payload)
 
 
 def test_a_reducer_that_holds_everyone_up_holds_them_up_once(

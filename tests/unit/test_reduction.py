@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -31,31 +34,22 @@ class Stream:
     def __init__(self, *answers: Frame | Exception | None) -> None:
         self._answers = list(answers)
 
-    async def receive(self, num_bytes: int) -> Frame | None:
+    async def in_thread(self, work: Callable[[Any], Any]) -> Any:
+        return await asyncio.to_thread(work, self)
+
+    def receive(self, num_bytes: int, timeout_s: float) -> Frame | None:
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-class SlowStream:
+class SlowStream(Stream):
     """Sends a little now and then, never silent for long."""
 
-    async def receive(self, num_bytes: int) -> Frame:
-        await asyncio.sleep(0.3)
+    def receive(self, num_bytes: int, timeout_s: float) -> Frame:
+        time.sleep(0.3)
         return Frame(Kind.PART, 1.0, bytearray(num_bytes))
-
-
-class DeafStream:
-    """Takes nothing."""
-
-    is_closed = False
-
-    async def send(self, frame: Frame) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 @pytest.fixture
@@ -135,13 +129,20 @@ def test_a_sender_that_is_never_silent_and_never_done_is_left_out_in_time(thread
 
 
 def test_who_does_not_read_its_averages_is_hung_up_on(thread: ThreadPoolExecutor) -> None:
-    async def scene() -> bool:
-        deaf = DeafStream()
-        with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(Round(thread, timeout_s=0.1)._send(deaf, Frame(Kind.AVERAGE)), WITHIN_S)  # type: ignore[arg-type]
-        return deaf.is_closed
+    async def scene() -> None:
+        near, far = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=far, limit=2**14)
+        writer.write(HEAD.pack(Kind.PART, 1.0, 4 * MIN_PART_VALUES) + bytes(1000))  # and no more
+        reduction, stream = Round(thread, MIN_PARTS * MIN_PART_VALUES, timeout_s=0.1), await open_stream(near)
+        running = asyncio.create_task(reduction.run())
+        with pytest.raises(ConnectionResetError), contextlib.closing(stream):
+            await reduction.serve(stream, "odd")
+        await running
+        while await reader.read(2**20):
+            pass
+        writer.close()
 
-    assert asyncio.run(scene())
+    asyncio.run(asyncio.wait_for(scene(), WITHIN_S))
 
 
 async def open_stream(end: socket.socket) -> PartStream:

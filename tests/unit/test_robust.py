@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -94,24 +93,22 @@ def reduce_parts(
     """What a peer that contributes ones makes of what the others send, if it reduces everything."""
     size = len(next(iter(sent.values())))
 
-    async def scene() -> torch.Tensor:
-        with ThreadPoolExecutor(1) as thread:
-            tools = Tools(CODECS[codec], ErrorFeedback(size).draft(), Buffers(), thread, REDUCTIONS[reduction])
-            own, average = torch.ones(size), torch.empty(size)
-            weights = dict.fromkeys(("me", *sent), 1.0)
-            declared = None if norms is None else {"me": math.sqrt(size), **norms}
-            reducer = Reducer("me", [Part(0, size)], weights, own, average, tools, declared)
-            reducer.start()
-            for sender, values in sent.items():
-                payload = bytearray(CODECS[codec].encoded_bytes(size))
-                CODECS[codec].encode(torch.tensor(values), payload, torch.empty(size))
-                await reducer.add(sender, 0, payload)
-            theirs = torch.empty(size)
-            CODECS[codec].decode(await asyncio.wait_for(reducer.result(0), WITHIN_S), theirs)
-            assert torch.equal(theirs, average), "everyone must use the same bytes"
-            return average
-
-    return asyncio.run(scene())
+    with ThreadPoolExecutor(1) as thread:
+        tools = Tools(CODECS[codec], ErrorFeedback(size).draft(), Buffers(), thread, REDUCTIONS[reduction])
+        own, average = torch.ones(size), torch.empty(size)
+        weights = dict.fromkeys(("me", *sent), 1.0)
+        declared = None if norms is None else {"me": math.sqrt(size), **norms}
+        reducer = Reducer("me", [Part(0, size)], weights, own, average, tools, declared)
+        reducer.start()
+        for sender, values in sent.items():
+            payload = bytearray(CODECS[codec].encoded_bytes(size))
+            CODECS[codec].encode(torch.tensor(values), payload, torch.empty(size))
+            reducer.add(sender, 0, payload).result(WITHIN_S)
+        theirs = torch.empty(size)
+        reducer.done.result(WITHIN_S)
+        CODECS[codec].decode(reducer.result(0), theirs)
+        assert torch.equal(theirs, average), "everyone must use the same bytes"
+        return average
 
 
 @pytest.mark.parametrize("codec", ["none", "int4"])
@@ -140,33 +137,27 @@ def test_who_sends_more_than_it_declared_is_refused(reduction: str) -> None:
 
 
 def test_a_declaration_holds_for_all_parts_together() -> None:
-    async def scene() -> str:
-        with ThreadPoolExecutor(1) as thread:
-            tools = Tools(CODECS["none"], ErrorFeedback(8).draft(), Buffers(), thread)
-            parts = [Part(0, 4), Part(4, 8)]
-            weights, norms = {"liar": 1.0}, {"liar": 2.0}
-            reducer = Reducer("me", parts, weights, None, torch.empty(8), tools, norms)
-            reducer.start()
-            payload = bytearray(torch.ones(4).numpy().tobytes())
-            await reducer.add("liar", 0, bytearray(payload))
-            with pytest.raises(Refused) as refused:
-                await reducer.add("liar", 1, bytearray(payload))
-            return str(refused.value)
-
-    assert "part 1 exceeds the norm" in asyncio.run(scene())
+    with ThreadPoolExecutor(1) as thread:
+        tools = Tools(CODECS["none"], ErrorFeedback(8).draft(), Buffers(), thread)
+        parts = [Part(0, 4), Part(4, 8)]
+        weights, norms = {"liar": 1.0}, {"liar": 2.0}
+        reducer = Reducer("me", parts, weights, None, torch.empty(8), tools, norms)
+        reducer.start()
+        payload = bytearray(torch.ones(4).numpy().tobytes())
+        reducer.add("liar", 0, bytearray(payload)).result(WITHIN_S)
+        with pytest.raises(Refused) as refused:
+            reducer.add("liar", 1, bytearray(payload)).result(WITHIN_S)
+    assert "part 1 exceeds the norm" in str(refused.value)
 
 
 def test_a_part_is_not_lost_because_one_sender_s_cannot_be_added() -> None:
-    async def scene() -> list[float]:
-        with ThreadPoolExecutor(1) as thread:
-            tools = Tools(CODECS["none"], ErrorFeedback(8).draft(), Buffers(), thread)
-            reducer = Reducer("me", [Part(0, 8)], {"me": 1.0, "odd": 1.0}, torch.ones(8), torch.empty(8), tools)
-            reducer.start()
-            with pytest.raises(Refused, match="could not be added") as refused:
-                await reducer.add("odd", 0, bytearray(7))
-            assert not refused.value.is_lie
-            reducer.ban("odd", str(refused.value))
-            payload = await asyncio.wait_for(reducer.result(0), WITHIN_S)
-            return torch.frombuffer(payload, dtype=torch.float32).tolist()
-
-    assert asyncio.run(scene()) == [1.0] * 8
+    with ThreadPoolExecutor(1) as thread:
+        tools = Tools(CODECS["none"], ErrorFeedback(8).draft(), Buffers(), thread)
+        reducer = Reducer("me", [Part(0, 8)], {"me": 1.0, "odd": 1.0}, torch.ones(8), torch.empty(8), tools)
+        reducer.start()
+        with pytest.raises(Refused, match="could not be added") as refused:
+            reducer.add("odd", 0, bytearray(7)).result(WITHIN_S)
+        assert not refused.value.is_lie
+        reducer.ban("odd", str(refused.value))
+        reducer.done.result(WITHIN_S)
+        assert torch.frombuffer(reducer.result(0), dtype=torch.float32).tolist() == [1.0] * 8

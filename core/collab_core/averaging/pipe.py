@@ -9,17 +9,78 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
+import struct
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 LONG_BYTES = 2**16  # worth a thread
 PIECE_BYTES = 2**20  # carried at once, then counted
 DISCARDED_BYTES = 2**16
+FOR_EVER = math.inf
+TIMEVAL = struct.Struct("@ll")
+
+T = TypeVar("T")
 
 Count = Callable[[int, float], None]
 """Told how many bytes were carried, and within how many seconds; in any thread."""
+
+
+class Line:
+    """A connection as a thread uses it, which waits in the kernel.
+
+    Raises:
+        ConnectionError: from every method, once the pipe is closed or the other side has left.
+        TimeoutError: what was to come or to go was not through in time.
+    """
+
+    def __init__(
+        self,
+        own: socket.socket,
+        take_early: Callable[[memoryview], memoryview],
+        on_received: Count,
+        on_sent: Count,
+    ) -> None:
+        self._socket, self._take_early = own, take_early
+        self._on_received, self._on_sent = on_received, on_sent
+
+    def do(self, work: Callable[[Line], T]) -> T:
+        with self._socket:
+            return work(self)
+
+    def fill(self, target: memoryview, timeout_s: float = FOR_EVER) -> None:
+        """Receive exactly as much as fits."""
+        target = self._take_early(target)
+        deadline = time.monotonic() + timeout_s
+        while target:
+            start = time.monotonic()
+            self._limit(socket.SO_RCVTIMEO, deadline - start)
+            with _no_timeout_is_no_data():
+                num_bytes = self._socket.recv_into(target[:PIECE_BYTES], 0, socket.MSG_WAITALL)
+            if not num_bytes:
+                raise ConnectionResetError
+            self._on_received(num_bytes, time.monotonic() - start)
+            target = target[num_bytes:]
+
+    def send(self, data: memoryview, head: bytes = b"", timeout_s: float = FOR_EVER) -> None:
+        """Returns when the socket has taken all of it; the head goes first, in one piece with the data."""
+        deadline = time.monotonic() + timeout_s
+        while head or data:
+            start = time.monotonic()
+            self._limit(socket.SO_SNDTIMEO, deadline - start)
+            with _no_timeout_is_no_data():
+                num_bytes = self._socket.sendmsg([head, data[:PIECE_BYTES]])
+            self._on_sent(num_bytes, time.monotonic() - start)
+            head, data = head[num_bytes:], data[max(0, num_bytes - len(head)) :]
+
+    def _limit(self, option: int, seconds: float) -> None:
+        """How long the kernel waits; of both directions each has its own."""
+        if seconds <= 0:
+            raise TimeoutError
+        parts = (0, 0) if seconds == FOR_EVER else (int(seconds), max(1, int(seconds % 1 * 1e6)))  # zero is for ever
+        self._socket.setsockopt(socket.SOL_SOCKET, option, TIMEVAL.pack(*parts))
 
 
 class Pipe:
@@ -56,12 +117,10 @@ class Pipe:
         Raises:
             ConnectionError: the stream ended before.
         """
-        num_early = min(len(self._early), len(target))
-        target[:num_early] = self._early[:num_early]
-        target, self._early = target[num_early:], self._early[num_early:]
         if len(target) >= LONG_BYTES:
-            await self._in_thread(_receive_all, target, self._on_received)
+            await self.in_thread(lambda line: line.fill(target))
             return
+        target = self._take_early(target)
         while target:
             num_bytes = await self._receive(target)
             if not num_bytes:
@@ -79,7 +138,7 @@ class Pipe:
         """
         if len(data) >= LONG_BYTES:
             try:
-                await self._in_thread(partial(_send_all, head), data, self._on_sent)
+                await self.in_thread(lambda line: line.send(data, head))
             except asyncio.CancelledError:
                 self.close()  # the thread still reads the memory, which its owner may now change
                 raise
@@ -108,11 +167,20 @@ class Pipe:
             if not ready.done():
                 ready.set_exception(ConnectionResetError())
 
-    async def _in_thread(
-        self, carry: Callable[[socket.socket, memoryview, Count], None], data: memoryview, count: Count
-    ) -> None:
+    async def in_thread(self, work: Callable[[Line], T]) -> T:
+        """Let a thread use the connection, until the work is done or raises.
+
+        If this is cancelled, the work goes on until it next waits for the connection after that was closed.
+        """
         # a descriptor of the thread's own: when this pipe is closed, its number may soon be another socket's
-        await self._loop.run_in_executor(None, carry, _dup(self._socket), data, count)
+        line = Line(_dup(self._socket), self._take_early, self._on_received, self._on_sent)
+        return await self._loop.run_in_executor(None, line.do, work)
+
+    def _take_early(self, target: memoryview) -> memoryview:
+        """Begin with what came before the socket was taken over; returns what is left to fill."""
+        num_bytes = min(len(self._early), len(target))
+        target[:num_bytes], self._early = self._early[:num_bytes], self._early[num_bytes:]
+        return target[num_bytes:]
 
     async def _receive(self, target: memoryview) -> int:
         """Whatever is there; if nothing is, wait for something. 0 is the end."""
@@ -161,21 +229,10 @@ def _wake(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-def _receive_all(own: socket.socket, target: memoryview, count: Count) -> None:
-    with own:
-        while target:
-            start = time.monotonic()
-            num_bytes = own.recv_into(target[:PIECE_BYTES], 0, socket.MSG_WAITALL)
-            if not num_bytes:
-                raise ConnectionResetError
-            count(num_bytes, time.monotonic() - start)
-            target = target[num_bytes:]
-
-
-def _send_all(head: bytes, own: socket.socket, data: memoryview, count: Count) -> None:
-    with own:
-        while data:
-            start = time.monotonic()
-            num_bytes = own.sendmsg([head, data[:PIECE_BYTES]])  # blocks until all of it has gone, or a signal comes
-            count(num_bytes, time.monotonic() - start)
-            head, data = head[num_bytes:], data[max(0, num_bytes - len(head)) :]
+@contextlib.contextmanager
+def _no_timeout_is_no_data() -> Iterator[None]:
+    """A blocking socket says so if its time is up."""
+    try:
+        yield
+    except BlockingIOError:
+        raise TimeoutError from None

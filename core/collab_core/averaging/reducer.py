@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 import torch
 
@@ -18,12 +18,17 @@ logger = logging.getLogger(__name__)
 
 LARGEST_SUM = 1e37
 
+Queue = SimpleQueue[int | None]
+"""Numbers of parts; None from whoever does not want to know any more."""
+
 
 class Reducer:
     """Weighted means of some parts of the vector.
 
     Parts may come in any order from any sender. A part is done when everyone who is not banned has sent it. It is
     encoded once, and everybody, this peer included, uses exactly these bytes.
+
+    All of it happens in the thread for arithmetic; what others may call says so.
 
     Args:
         me: whose contribution is not sent but here already, if it has one.
@@ -59,13 +64,12 @@ class Reducer:
             for part in parts
         ]
         self._waiting = [set(senders) - {me} for _ in parts]
-        self._results: list[asyncio.Future[bytearray]] = [asyncio.get_running_loop().create_future() for _ in parts]
-        for result in self._results:
-            result.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._is_closing = [False for _ in parts]
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._results: list[bytearray | PartLost | None] = [None for _ in parts]
+        self._queues: list[Queue] = []
         # values so large that their weighted sum could overflow are as bad as values that already did
         self._largest = LARGEST_SUM / max(1.0, sum(senders.values()))
+        self.done: Future[None] = Future()
+        """Of every part; the first that is lost ends it with PartLost."""
         self.banned: dict[str, str] = {}
         self.on_part_done: Callable[[], None] | None = None
 
@@ -81,103 +85,102 @@ class Reducer:
             for sender, weight in weights.items()
         }
 
+    # --- for every thread ---
+
     def start(self) -> None:
         """Parts that wait for nobody are done at once."""
-        for index in range(len(self.parts)):
-            self._close_if_complete(index)
+        self._tools.thread.submit(self._look_at_all)
 
-    async def add(self, sender: str, index: int, payload: bytearray) -> None:
-        """Take a part from another peer; raise Refused if it cannot be right. The payload is ours from now on.
-
-        What has begun goes on if the caller is cancelled because the sender left: others wait for the part.
-        """
-        if sender not in self.banned and sender in self._waiting[index]:
-            await asyncio.shield(self._begin(self._take(sender, index, payload)))
-
-    async def _take(self, sender: str, index: int, payload: bytearray) -> None:
-        part_sum, declared = self._sums[index], self._senders[sender]
-        is_last = self._waiting[index] == {sender}
-
-        def add() -> None:
-            try:
-                part_sum.add(payload, declared, self._largest, self._tools)
-            except Refused:
-                raise
-            except Exception as error:  # the part must not be lost for everyone because of one sender
-                logger.exception("could not add a part of %s", sender)
-                raise Refused(f"could not be added ({type(error).__name__})", is_lie=False) from error
-
-        try:
-            if is_last:  # add and finish in one go, as waking a thread costs
-                self._is_closing[index] = True
-                await self._close(index, add)
-            else:
-                await self._tools.run(add)
-        except Refused as error:
-            if is_last:
-                self._is_closing[index] = False
-                self._close_if_complete(index)  # it was banned meanwhile
-            raise Refused(f"part {index} {error}", is_lie=error.is_lie) from None
-        self._waiting[index].discard(sender)
-        self._close_if_complete(index)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # maybe nobody waits for it any more
-        return task
+    def add(self, sender: str, index: int, payload: bytearray) -> Future[None]:
+        """Take a part from another peer, whose payload is ours from now on; the future has Refused if it is wrong."""
+        return self._tools.thread.submit(self._add, sender, index, payload)
 
     def ban(self, sender: str, reason: str) -> None:
         """Go on without a sender: what it has not sent yet is no longer waited for."""
-        if sender in self.banned or sender not in self._senders:
+        if sender in self._senders and sender not in self.banned:
+            self.banned[sender] = reason
+            self._tools.thread.submit(self._do_without, sender)
+
+    def listen(self) -> Queue:
+        """Where the numbers of all parts appear as they are done, also of those that are done already."""
+        queue: Queue = SimpleQueue()
+        self._tools.thread.submit(self._tell, queue)
+        return queue
+
+    def result(self, index: int) -> bytearray:
+        """The bytes everyone gets for a part that is done; raises PartLost if there are none."""
+        result = self._results[index]
+        assert result is not None, "it is done when a queue says so"
+        if isinstance(result, PartLost):
+            raise result
+        return result
+
+    def give_back(self) -> None:
+        """Nobody fetches a part from us any more."""
+        for result in self._results:
+            if isinstance(result, bytearray):
+                self._tools.buffers.give_back(result)
+
+    # --- in the thread for arithmetic ---
+
+    def _add(self, sender: str, index: int, payload: bytearray) -> None:
+        if sender in self.banned or sender not in self._waiting[index]:
             return
-        self.banned[sender] = reason
-        for index, waiting in enumerate(self._waiting):
-            if sender in waiting:
-                waiting.discard(sender)
-                self._close_if_complete(index)
+        try:
+            self._sums[index].add(payload, self._senders[sender], self._largest, self._tools)
+        except Refused as error:
+            raise Refused(f"part {index} {error}", is_lie=error.is_lie) from None
+        except Exception as error:  # the part must not be lost for everyone because of one sender
+            logger.exception("could not add a part of %s", sender)
+            raise Refused(f"part {index} could not be added ({type(error).__name__})", is_lie=False) from error
+        self._waiting[index].discard(sender)
+        self._close_if_complete(index)
+
+    def _do_without(self, sender: str) -> None:
+        for waiting in self._waiting:
+            waiting.discard(sender)
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        for index in range(len(self.parts)):
+            self._close_if_complete(index)
+        if not self.parts and not self.done.done():
+            self.done.set_result(None)
 
     def _close_if_complete(self, index: int) -> None:
-        if not self._waiting[index] and not self._is_closing[index]:
-            self._is_closing[index] = True
-            self._begin(self._close(index))
-
-    async def _close(self, index: int, before: Callable[[], None] | None = None) -> None:
-        result, part_sum = self._results[index], self._sums[index]
-        num_bytes = self._tools.codec.for_averages.encoded_bytes(self.parts[index].num_values)
-        payload = self._tools.buffers.payload(num_bytes)
-
-        def work() -> None:
-            if before is not None:
-                before()
-            part_sum.finish(payload, self._tools)
-
-        try:
-            await self._tools.run(work)
-        except Refused:
-            raise
-        except Exception as error:  # noqa: BLE001 - somebody waits for this part, and must hear that it will not come
-            lost = error if isinstance(error, PartLost) else PartLost(f"a part could not be reduced: {error!r}")
-            if not result.done():
-                result.set_exception(lost)
+        if self._waiting[index] or self._results[index] is not None:
             return
-        if not result.done():
-            result.set_result(payload)
+        self._results[index] = result = self._finish(index)
+        for queue in self._queues:
+            queue.put(index)
+        if self.done.done():
+            pass  # a part was lost before
+        elif isinstance(result, PartLost):
+            self.done.set_exception(result)
+        elif all(result is not None for result in self._results):
+            self.done.set_result(None)
         if self.on_part_done is not None:
             self.on_part_done()
 
-    async def result(self, index: int) -> bytearray:
-        """The bytes everyone gets for a part; waits until the part is done."""
-        return await asyncio.shield(self._results[index])
+    def _finish(self, index: int) -> bytearray | PartLost:
+        payload = self._tools.buffers.payload(
+            self._tools.codec.for_averages.encoded_bytes(self.parts[index].num_values)
+        )
+        try:
+            self._sums[index].finish(payload, self._tools)
+        except PartLost as lost:
+            return lost
+        except Exception as error:  # noqa: BLE001 - somebody waits for this part, and must hear that it will not come
+            return PartLost(f"a part could not be reduced: {error!r}")
+        return payload
+
+    def _tell(self, queue: Queue) -> None:
+        for index, result in enumerate(self._results):
+            if result is not None:
+                queue.put(index)
+        self._queues.append(queue)
 
     def take_own(self) -> None:
         """From now on the contribution is not needed here any more."""
         for part_sum in self._sums:
             part_sum.begin(self._tools.feedback)
-
-    def give_back(self) -> None:
-        """Nobody fetches a part from us any more."""
-        for result in self._results:
-            if result.done() and not result.cancelled() and result.exception() is None:
-                self._tools.buffers.give_back(result.result())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty
 
 import torch
 
@@ -13,8 +15,8 @@ from collab_core.averaging.codecs import is_finite
 from collab_core.averaging.faults import FailAt
 from collab_core.averaging.group import Group, Part, check_weight
 from collab_core.averaging.part_sum import PartLost, Refused, Tools
-from collab_core.averaging.reducer import Reducer
-from collab_core.averaging.wire import BadFrame, Frame, Kind, PartStream
+from collab_core.averaging.reducer import Queue, Reducer
+from collab_core.averaging.wire import BadFrame, Frame, Kind, PartLine, PartStream
 
 logger = logging.getLogger(__name__)
 
@@ -23,33 +25,6 @@ Refusal = Callable[[str, str, bool], None]
 
 SERVED_POLL_S = 0.05
 START_TIMEOUT_S = 8.0  # a sender that has not even opened its stream by then is gone
-
-
-class OneBehind:
-    """Works on one part while the next one arrives."""
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
-
-    async def then(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin this work once the last one is done; raises what the last one raised."""
-        try:
-            await self.done()
-        except BaseException:
-            work.close()
-            raise
-        self._task = asyncio.create_task(work)
-
-    async def done(self) -> None:
-        """Wait for the last work."""
-        task, self._task = self._task, None
-        if task is not None:
-            await task
-
-    async def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
 
 class RoundFailed(Exception):
@@ -77,7 +52,9 @@ class Reduction:
     ) -> None:
         self.me, self.group = me, group
         self.average = tools.buffers.vector(num_values)
-        self.bytes_sent = self.bytes_received = 0
+        self._bytes_sent: list[int] = []
+        """Of every part; threads count here."""
+        self._bytes_received: list[int] = []
         self.lost: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self._mine = next(member for member in group.members if member.peer_id == me)
@@ -99,6 +76,14 @@ class Reduction:
         """Parts of the average that we have, by who reduced them for us."""
         self._is_over = False
         self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(self._bytes_sent)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(self._bytes_received)
 
     # --- my own side ---
 
@@ -135,21 +120,16 @@ class Reduction:
 
     async def _reduce_mine(self) -> None:
         self._reducer.start()
-        for index in range(len(self._reducer.parts)):
-            await self._reducer.result(index)
+        await asyncio.shield(asyncio.wrap_future(self._reducer.done))
 
     async def _exchange_with(self, peer_id: str) -> None:
         """Send a reducer its parts of my contribution, receive the averages of them."""
         stream: PartStream | None = None
         sending: asyncio.Task[None] | None = None
-        decoding = OneBehind()
         try:
             stream = await asyncio.wait_for(self._connect(peer_id), self._timeout_s)
-            sending = asyncio.create_task(self._send_parts(stream, self._plan[peer_id]))
-            for index, part in enumerate(self._plan[peer_id]):
-                payload = await self._receive_average(stream, peer_id, index, part)
-                await decoding.then(self._decode(peer_id, index, part, payload))
-            await decoding.done()
+            sending = asyncio.create_task(stream.in_thread(partial(self._send_parts, parts=self._plan[peer_id])))
+            await stream.in_thread(partial(self._take_averages, peer_id=peer_id))
             await sending
         except RoundFailed as error:
             self.lost[peer_id] = str(error)
@@ -162,65 +142,68 @@ class Reduction:
         finally:
             if stream is not None:
                 stream.close()  # first: whoever is cancelled twice gets no further than to its next wait
-            await decoding.cancel()
             if sending is not None:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
 
-    async def _receive_average(self, stream: PartStream, peer_id: str, index: int, part: Part) -> bytearray:
+    # in threads, one for each stream and direction
+
+    def _take_averages(self, line: PartLine, peer_id: str) -> None:
+        decoding: Future[None] | None = None
+        for index, part in enumerate(self._plan[peer_id]):
+            payload = self._receive_average(line, peer_id, index, part)
+            if decoding is not None:
+                decoding.result()
+            decoding = self._tools.thread.submit(self._decode, peer_id, index, part, payload)
+        if decoding is not None:
+            decoding.result()
+
+    def _receive_average(self, line: PartLine, peer_id: str, index: int, part: Part) -> bytearray:
         # a reducer must itself wait for its slowest sender, so it gets twice the time
         num_bytes = self._tools.codec.for_averages.encoded_bytes(part.num_values)
         try:
-            async with asyncio.timeout(2 * self._timeout_s):
-                frame = await stream.receive(num_bytes)
+            frame = line.receive(num_bytes, 2 * self._timeout_s)
         except BadFrame as error:
             raise RoundFailed(f"part {index} from the reducer {peer_id} is wrong: {error}") from None
         if frame is None:
             raise ConnectionError
         if frame.kind is not Kind.AVERAGE or len(frame.payload) != num_bytes:
             raise RoundFailed(f"the reducer {peer_id} ended the round ({frame.kind.name})")
-        self.bytes_received += num_bytes
+        self._bytes_received.append(num_bytes)
         self._num_fetched[peer_id] += 1
         return frame.payload
 
-    async def _decode(self, peer_id: str, index: int, part: Part, payload: bytearray) -> None:
+    def _send_parts(self, line: PartLine, parts: list[Part]) -> None:
+        line.send(Frame(Kind.HELLO, self._mine.weight, bytearray(self.group.group_id)))
+        for frame in self._outgoing(parts):
+            line.send(frame)
+            self._bytes_sent.append(len(frame.payload))
+            self._tools.buffers.give_back(frame.payload)
+        line.send(Frame(Kind.END))
+
+    def _outgoing(self, parts: list[Part]) -> Iterator[Frame]:
+        """My parts, encoded one ahead of the network."""
+        contribution, weight = self._contribution, self._mine.weight
+        if contribution is None:
+            return
+        ahead = self._tools.thread.submit(self._encode, contribution, parts[0])
+        for following in (*parts[1:], None):
+            payload = ahead.result()
+            if following is not None:
+                ahead = self._tools.thread.submit(self._encode, contribution, following)
+            yield Frame(Kind.PART, weight, payload)
+
+    # in the thread for arithmetic
+
+    def _decode(self, peer_id: str, index: int, part: Part, payload: bytearray) -> None:
         mine = self.average[part.start : part.stop]
-
-        def decode() -> bool:
-            self._tools.codec.for_averages.decode(payload, mine)
-            return is_finite(mine)
-
-        if not await self._tools.run(decode):
+        self._tools.codec.for_averages.decode(payload, mine)
+        if not is_finite(mine):
             raise RoundFailed(f"part {index} from the reducer {peer_id} is not finite")
         self._tools.buffers.give_back(payload)
 
-    async def _send_parts(self, stream: PartStream, parts: list[Part]) -> None:
-        await stream.send(Frame(Kind.HELLO, self._mine.weight, bytearray(self.group.group_id)))
-        async for frame in self._outgoing(parts):
-            await stream.send(frame)
-            self.bytes_sent += len(frame.payload)
-            self._tools.buffers.give_back(frame.payload)
-        await stream.send(Frame(Kind.END))
-
-    async def _outgoing(self, parts: list[Part]) -> AsyncIterator[Frame]:
-        """My parts, encoded one ahead of the network."""
-        if self._contribution is None:
-            return
-        ahead: asyncio.Task[bytearray] | None = None
-        try:
-            for index, part in enumerate(parts):
-                payload = await (ahead or self._tools.run(self._encode, part))
-                ahead = None
-                if index + 1 < len(parts):
-                    ahead = asyncio.create_task(self._tools.run(self._encode, parts[index + 1]))
-                yield Frame(Kind.PART, self._mine.weight, payload)
-        finally:
-            if ahead is not None:
-                ahead.cancel()
-
-    def _encode(self, part: Part) -> bytearray:
-        contribution, weight, tools = self._contribution, self._mine.weight, self._tools
-        assert contribution is not None
+    def _encode(self, contribution: torch.Tensor, part: Part) -> bytearray:
+        weight, tools = self._mine.weight, self._tools
         payload = tools.buffers.payload(tools.codec.encoded_bytes(part.num_values))
         scratch = tools.buffers.scratch("values", part.num_values)
         decoded = tools.buffers.scratch("decoded", part.num_values)
@@ -272,65 +255,51 @@ class Reduction:
 
     async def _end(self, stream: PartStream, kind: Kind) -> None:
         if kind is not Kind.END:  # whoever got all averages knows that this is the end
-            await self._send(stream, Frame(kind))
+            try:
+                await asyncio.wait_for(stream.send(Frame(kind)), self._timeout_s)
+            except TimeoutError:
+                return  # it does not even read that
         await stream.finish(self._timeout_s)
 
-    async def _send(self, stream: PartStream, frame: Frame) -> None:
-        """Whoever does not read what it asked for is not waited for."""
-        try:
-            async with asyncio.timeout(2 * self._timeout_s):
-                await stream.send(frame)
-        except TimeoutError:
-            stream.close()
-            raise ConnectionResetError from None
-
     async def _answer(self, stream: PartStream, sender: str) -> Kind:
-        """Send the averages; returns how it ended."""
+        """Take a sender's parts, send the averages; returns how it ended."""
+        done = self._reducer.listen()
         receiving = asyncio.create_task(self._receive(stream, sender))
+        giving = asyncio.create_task(stream.in_thread(partial(self._give_averages, done=done)))
+        giving.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may end after us
         try:
-            for index in range(len(self._reducer.parts)):
-                result = asyncio.create_task(self._reducer.result(index))
-                await asyncio.wait({result, receiving}, return_when=asyncio.FIRST_COMPLETED)
-                if receiving.done() and not receiving.result():
-                    result.cancel()
-                    return Kind.REFUSED
-                payload = await result
-                await self._send(stream, Frame(Kind.AVERAGE, payload=payload))
-                self.bytes_sent += len(payload)
+            await asyncio.wait({receiving, giving}, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done() and not receiving.result():
+                done.put(None)
+                await asyncio.gather(giving, return_exceptions=True)  # a frame is not cut off in its middle
+                return Kind.REFUSED
+            await giving
             # if everything was averaged and then it sent more, it gets no good end either
             return Kind.END if await receiving else Kind.REFUSED
         except PartLost:
             return Kind.LOST
+        except TimeoutError:  # whoever does not read what it asked for is not waited for
+            raise ConnectionResetError from None
         finally:
+            done.put(None)
+            giving.cancel()
             if not receiving.done():
                 receiving.cancel()
                 self._lose(sender, "left in the middle of the round")
 
     async def _receive(self, stream: PartStream, sender: str) -> bool:
         """Take all parts of one sender. False if it was refused."""
-        declared = self.group.senders.get(sender, 0.0)
-        parts = self._reducer.parts if declared > 0 else ()
-        adding = OneBehind()
+        num_parts = len(self._reducer.parts) if self.group.senders.get(sender, 0.0) > 0 else 0
         try:
-            for index, part in enumerate(parts):
-                num_bytes = self._codec.encoded_bytes(part.num_values)
-                frame = await self._next_part(stream, index, num_bytes)
-                if frame is None:
-                    self._lose(sender, "left in the middle of the round")
-                    return True
-                if reason := check_weight(frame.weight, self._weight_cap):
-                    raise Refused(reason)
-                if frame.weight != declared:
-                    raise Refused(f"declared a weight of {declared:g}, then sent {frame.weight:g}")
-                self.bytes_received += num_bytes
-                await adding.then(self._reducer.add(sender, index, frame.payload))
-            await adding.done()
+            if num_parts and not await stream.in_thread(partial(self._take_parts, sender=sender)):
+                self._lose(sender, "left in the middle of the round")
+                return True
             self._received.add(sender)
             last = await asyncio.wait_for(stream.receive(0), self._timeout_s)
             if last is not None and last.kind is not Kind.END:
-                raise Refused(f"sent more than its {len(parts)} parts")
+                raise Refused(f"sent more than its {num_parts} parts")
         except BadFrame as error:  # only of the last frame: nothing was to come any more
-            return self._refuse(sender, f"sent more than its {len(parts)} parts ({error})")
+            return self._refuse(sender, f"sent more than its {num_parts} parts ({error})")
         except Refused as error:
             return self._refuse(sender, str(error), is_lie=error.is_lie)
         except TimeoutError:
@@ -338,19 +307,59 @@ class Reduction:
         except Exception as error:  # whatever it is, the others should not wait for this sender
             logger.exception("could not take the parts of %s", sender)
             self._lose(sender, f"its part could not be taken ({type(error).__name__})")
-        finally:
-            await adding.cancel()
         return True
 
-    async def _next_part(self, stream: PartStream, index: int, num_bytes: int) -> Frame | None:
+    # in threads, one for each stream and direction
+
+    def _take_parts(self, line: PartLine, sender: str) -> bool:
+        """Whether all of them came; raises Refused if one is wrong."""
+        declared = self.group.senders[sender]
+        adding: Future[None] | None = None
+        for index, part in enumerate(self._reducer.parts):
+            num_bytes = self._codec.encoded_bytes(part.num_values)
+            frame = self._next_part(line, index, num_bytes)
+            if frame is None:
+                return False
+            if reason := check_weight(frame.weight, self._weight_cap):
+                raise Refused(reason)
+            if frame.weight != declared:
+                raise Refused(f"declared a weight of {declared:g}, then sent {frame.weight:g}")
+            self._bytes_received.append(num_bytes)
+            if adding is not None:
+                adding.result()
+            adding = self._reducer.add(sender, index, frame.payload)
+        if adding is not None:
+            adding.result()
+        return True
+
+    def _next_part(self, line: PartLine, index: int, num_bytes: int) -> Frame | None:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                frame = await stream.receive(num_bytes)
+            frame = line.receive(num_bytes, self._timeout_s)
         except BadFrame as error:
             raise Refused(f"part {index} has {error}") from None
         if frame is not None and (frame.kind is not Kind.PART or len(frame.payload) != num_bytes):
             raise Refused(f"part {index} did not come, but {frame.kind.name} with {len(frame.payload)} bytes")
         return frame
+
+    def _give_averages(self, line: PartLine, done: Queue) -> None:
+        """In their order, as they are done; until they are all given, or nobody wants them any more."""
+        is_done: set[int] = set()
+        for index in range(len(self._reducer.parts)):
+            while index not in is_done:
+                try:
+                    number = done.get(timeout=self._patience_s + self._timeout_s)
+                except Empty:
+                    raise PartLost("a part was not done in time") from None
+                if number is None:
+                    return
+                is_done.add(number)
+            self._give(line, self._reducer.result(index))
+
+    def _give(self, line: PartLine, payload: bytearray) -> None:
+        line.send(Frame(Kind.AVERAGE, payload=payload), 2 * self._timeout_s)
+        self._bytes_sent.append(len(payload))
+
+    # in the event loop
 
     def _refuse(self, sender: str, reason: str, *, is_lie: bool = True) -> bool:
         self.refused[sender] = reason

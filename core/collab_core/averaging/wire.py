@@ -10,18 +10,21 @@ import asyncio
 import contextlib
 import enum
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from hivemind.p2p import PeerID
 from hivemind.p2p.p2p_daemon import P2P
 
 from collab_core.averaging.buffers import Buffers
 from collab_core.averaging.link import Link
-from collab_core.averaging.pipe import Pipe
+from collab_core.averaging.pipe import FOR_EVER, Line, Pipe
 
 HEAD = struct.Struct(">BdI")
+
+T = TypeVar("T")
 
 
 class Kind(enum.IntEnum):
@@ -49,6 +52,28 @@ class Frame:
     payload: bytearray = field(default_factory=bytearray)
 
 
+class PartLine:
+    """An open stream as a thread uses it, which waits for it in the kernel. Raises what a `Line` does."""
+
+    def __init__(self, line: Line, buffers: Buffers) -> None:
+        self._line, self._buffers = line, buffers
+
+    def send(self, frame: Frame, timeout_s: float = FOR_EVER) -> None:
+        self._line.send(memoryview(frame.payload), _head_of(frame), timeout_s)
+
+    def receive(self, num_bytes: int, timeout_s: float) -> Frame | None:
+        """As that of `PartStream`."""
+        head = bytearray(HEAD.size)
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._line.fill(memoryview(head), timeout_s)
+            frame = _opened(head, num_bytes, self._buffers)
+            self._line.fill(memoryview(frame.payload), deadline - time.monotonic())
+        except ConnectionError:
+            return None
+        return frame
+
+
 class PartStream:
     """One open stream to another peer."""
 
@@ -63,9 +88,12 @@ class PartStream:
         _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(peer_id), name)
         return cls(reader, writer, buffers, link)
 
+    async def in_thread(self, work: Callable[[PartLine], T]) -> T:
+        """Let a thread send or receive, which is quicker where many bytes are to go or come; see `Pipe.in_thread`."""
+        return await self._pipe.in_thread(lambda line: work(PartLine(line, self._buffers)))
+
     async def send(self, frame: Frame) -> None:
-        head = HEAD.pack(frame.kind, frame.weight, len(frame.payload))
-        await self._pipe.send(memoryview(frame.payload), head)
+        await self._pipe.send(memoryview(frame.payload), _head_of(frame))
 
     async def receive(self, num_bytes: int) -> Frame | None:
         """The next frame, whose payload has `num_bytes` or is empty; None if the stream ended.
@@ -78,16 +106,11 @@ class PartStream:
         head = bytearray(HEAD.size)
         try:
             await self._pipe.fill(memoryview(head))
-            kind, weight, size = HEAD.unpack(head)
-            if kind not in Kind.__members__.values():
-                raise BadFrame(f"a frame of the unknown kind {kind}")
-            if size not in (0, num_bytes):
-                raise BadFrame(f"{size} bytes instead of {num_bytes}")
-            payload = self._buffers.payload(size)
-            await self._pipe.fill(memoryview(payload))
+            frame = _opened(head, num_bytes, self._buffers)
+            await self._pipe.fill(memoryview(frame.payload))
         except ConnectionError:
             return None
-        return Frame(Kind(kind), weight, payload)
+        return frame
 
     async def finish(self, timeout_s: float) -> None:
         """Wait until the other side, which has everything then, has closed the stream.
@@ -100,6 +123,20 @@ class PartStream:
 
     def close(self) -> None:
         self._pipe.close()
+
+
+def _head_of(frame: Frame) -> bytes:
+    return HEAD.pack(frame.kind, frame.weight, len(frame.payload))
+
+
+def _opened(head: bytearray, num_bytes: int, buffers: Buffers) -> Frame:
+    """The frame of this head; its payload is yet to come."""
+    kind, weight, size = HEAD.unpack(head)
+    if kind not in Kind.__members__.values():
+        raise BadFrame(f"a frame of the unknown kind {kind}")
+    if size not in (0, num_bytes):
+        raise BadFrame(f"{size} bytes instead of {num_bytes}")
+    return Frame(Kind(kind), weight, buffers.payload(size))
 
 
 Handler = Callable[[PartStream, str], Awaitable[None]]
