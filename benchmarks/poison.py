@@ -24,7 +24,7 @@ from collab_trainer import load_task
 
 NUM_TRAINERS = 8
 NUM_HOSTILE = 2
-NUM_EPOCHS = 350
+NUM_EPOCHS = 250
 REDUCTION = "mean"  # that of a new run
 STEP_S = 0.1
 START_S, EPOCH_S = 180.0, 3.0
