@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from collab_core.averaging.group import MAX_MEMBERS
 from collab_core.averaging.quarantine import Quarantine
@@ -52,8 +52,11 @@ class Outlook:
         ]
         max_samples = self._manifest.settings.limits.max_samples_per_peer * MAX_MEMBERS
         best = winner(tips, mine, max_samples)
-        ahead = [tip for tip in (*tips, mine) if tip.epoch > best.epoch]
-        if not best.is_trusted or 2 * len(ahead) < self._num_trainers():
+        if not best.is_trusted:
+            return best
+        out = self.quarantine.verdicts()  # who lied does not count, neither as ahead nor as behind
+        ahead = [tip for tip in (*tips, mine) if tip.epoch > best.epoch and tip.peer_id not in out]
+        if 2 * len(ahead) < self._num_trainers(out):
             return best
         # The organiser's auxiliaries are behind at least half of the trainers: a few are not believed.
         if best is mine and ahead:
@@ -65,8 +68,8 @@ class Outlook:
             return winner([tip for tip in tips if not tip.is_trusted], mine, max_samples)
         return best
 
-    def _num_trainers(self) -> int:
-        records = [self._swarm.record, *(peer.record for peer in self.others())]
+    def _num_trainers(self, out: Container[str]) -> int:
+        records = [self._swarm.record, *(peer.record for peer in self.others() if peer.peer_id not in out)]
         return sum(record.role == "trainer" for record in records)
 
     def put_aside(self, tip: Tip) -> None:

@@ -146,10 +146,10 @@ class Peer:
     def _look_around(self) -> None:
         """Hear who is there before deciding that nobody is."""
         deadline = time.monotonic() + FIRST_LOOK_S
-        while self.swarm.config.initial_peers and not self.outlook.others() and not self.stop.is_set():
-            if time.monotonic() > deadline:
+        while self.swarm.config.initial_peers and not self.stop.is_set():
+            self.swarm.refresh()  # what the DHT told us while we joined may be from many epochs ago
+            if self.outlook.others() or time.monotonic() > deadline:
                 break
-            self.swarm.refresh()
             time.sleep(0.1)
 
     # --- the second, third and fourth move ---

@@ -99,3 +99,6 @@ def test_the_organisers_auxiliary_follows_most_trainers_and_not_a_few(run: Run, 
     for name in ("two", "three"):
         run.trainer(name, 2, "f")
     assert run.outlook.winning_tip(own, {}) is own
+    for name in ("two", "three"):
+        run.outlook.quarantine.caught(town.id_of(name), "it lied")
+    assert run.outlook.winning_tip(own, {}).root == ROOTS["d"], "who is kept out does not count"

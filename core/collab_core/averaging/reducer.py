@@ -150,7 +150,10 @@ class Reducer:
     def _close_if_complete(self, index: int) -> None:
         if self._waiting[index] or self._results[index] is not None:
             return
-        self._results[index] = result = self._finish(index)
+        result = self._finish(index)
+        if self.on_part_done is not None:
+            self.on_part_done()  # who dies here takes what nobody has seen along
+        self._results[index] = result
         for queue in self._queues:
             queue.put(index)
         if self.done.done():
@@ -159,8 +162,6 @@ class Reducer:
             self.done.set_exception(result)
         elif all(result is not None for result in self._results):
             self.done.set_result(None)
-        if self.on_part_done is not None:
-            self.on_part_done()
 
     def _finish(self, index: int) -> bytearray | PartLost:
         payload = self._tools.buffers.payload(
