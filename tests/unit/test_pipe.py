@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from collab_core.averaging.pipe import LONG_BYTES, PIECE_BYTES, Pipe
+from collab_core.averaging.pipe import LONG_BYTES, PIECE_BYTES, Line, Pipe
 from collab_core.swarm.reactor import Reactor
 
 WITHIN_S = 20.0
@@ -155,6 +156,61 @@ def test_after_sending_was_given_up_nothing_more_is_read_of_the_memory() -> None
         with pytest.raises(ConnectionError):
             await b.fill(memoryview(rest))
         assert not any(rest)
+
+    between_two(scene)
+
+
+def test_a_thread_waits_no_longer_than_it_was_told_however_much_came_meanwhile() -> None:
+    async def scene(a: Pipe, b: Pipe, *counts: Counts) -> None:
+        async def trickle() -> None:
+            while True:
+                await b.send(memoryview(b"little"))
+                await asyncio.sleep(0.05)
+
+        trickling = asyncio.create_task(trickle())
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await a.in_thread(lambda line: line.fill(memoryview(bytearray(2**20)), 0.4))
+        with pytest.raises(TimeoutError):
+            await b.in_thread(lambda line: line.send(memoryview(bytes(2**23)), b"head", 0.4))
+        assert 0.8 <= time.monotonic() - started < WITHIN_S / 2
+        trickling.cancel()
+
+    between_two(scene)
+
+
+def test_one_thread_sends_heads_and_bodies_and_another_one_takes_them() -> None:
+    bodies = [os.urandom(size) for size in (0, 3, LONG_BYTES, PIECE_BYTES + 5)]
+
+    async def scene(a: Pipe, b: Pipe, counts_a: Counts, counts_b: Counts) -> None:
+        def send(line: Line) -> None:
+            for number, body in enumerate(bodies):
+                line.send(memoryview(body), bytes([number]), WITHIN_S)
+
+        def take(line: Line) -> list[bytes]:
+            taken = []
+            for number, body in enumerate(bodies):
+                head, target = bytearray(1), bytearray(len(body))
+                line.fill(memoryview(head), WITHIN_S)
+                line.fill(memoryview(target), WITHIN_S)
+                assert head[0] == number
+                taken.append(bytes(target))
+            return taken
+
+        taken, _ = await asyncio.gather(b.in_thread(take), a.in_thread(send))
+        assert taken == bodies
+        assert counts_a["sent"] == counts_b["received"] == sum(map(len, bodies)) + len(bodies)
+
+    between_two(scene)
+
+
+def test_a_thread_hears_that_the_stream_was_closed() -> None:
+    async def scene(a: Pipe, b: Pipe, *counts: Counts) -> None:
+        waiting = asyncio.create_task(a.in_thread(lambda line: line.fill(memoryview(bytearray(10)), WITHIN_S)))
+        await b.send(memoryview(b"half"))
+        a.close()
+        with pytest.raises(ConnectionError):
+            await waiting
 
     between_two(scene)
 
