@@ -80,6 +80,7 @@ class Table:
                 timeout_s=TIMEOUT_S,
                 patience_s=TIMEOUT_S,
                 connect=lambda to, me=me: self._connect(me, to, sides, serving),  # type: ignore[misc]
+                is_gone=lambda peer_id: False,
                 on_refused=_refused,
                 fail_at=None,
             )

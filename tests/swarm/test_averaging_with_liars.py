@@ -37,8 +37,8 @@ def averager_with(kind: type[Reduction]) -> type:
     """The class keeps its name: it is part of the RPC's name."""
 
     class ExactAverager(averager_module.ExactAverager):
-        def _reduction(self, group: Any, request: Any, draft: Any) -> Reduction:
-            reduction = super()._reduction(group, request, draft)
+        def _reduction(self, *arguments: Any) -> Reduction:
+            reduction = super()._reduction(*arguments)
             reduction.__class__ = kind
             return reduction
 

@@ -67,6 +67,7 @@ class Round(Reduction):
         num_values: int = NUM_VALUES,
         timeout_s: float = WITHIN_S,
         connect: Callable[[str], Awaitable[PartStream]] | None = None,
+        is_gone: bool = False,
     ) -> None:
         self.told: list[tuple[str, bool]] = []
         members = [
@@ -84,6 +85,7 @@ class Round(Reduction):
             timeout_s=timeout_s,
             patience_s=PATIENCE_S,
             connect=connect or (lambda peer_id: asyncio.get_running_loop().create_future()),
+            is_gone=lambda peer_id: is_gone,
             on_refused=lambda peer_id, why, is_lie: self.told.append((why, is_lie)),
             fail_at=None,
         )
@@ -126,6 +128,19 @@ def test_a_sender_that_is_never_silent_and_never_done_is_left_out_in_time(thread
         return reduction.lost
 
     assert asyncio.run(scene()) == {"odd": "too slow"}
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_who_said_goodbye_before_it_sent_anything_is_not_waited_for(thread: ThreadPoolExecutor, is_gone: bool) -> None:
+    async def scene() -> float:
+        started = time.monotonic()
+        reduction = Round(thread, timeout_s=1.5, is_gone=is_gone)
+        average = await asyncio.wait_for(reduction.run(), WITHIN_S)
+        assert average.tolist() == pytest.approx([(2 / 3) ** 2] * NUM_VALUES)
+        assert reduction.lost == {"odd": "left before it sent anything" if is_gone else "never started to send"}
+        return time.monotonic() - started
+
+    assert (asyncio.run(scene()) < 1.0) == is_gone
 
 
 def test_who_does_not_read_its_averages_is_hung_up_on(thread: ThreadPoolExecutor) -> None:

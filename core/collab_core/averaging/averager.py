@@ -192,6 +192,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
 
     async def _round(self, request: RoundRequest) -> RoundOutcome:
         outcome = RoundOutcome()
+        known = self._known()
         start = time.monotonic()
         try:
             declared = (request.epoch, request.contribution, request.weight)
@@ -209,7 +210,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             outcome.matchmaking_s = time.monotonic() - start
         start = time.monotonic()
         tools = self._toolbox.tools(request.epoch)
-        reduction = self._reduction(group, request, tools)
+        reduction = self._reduction(group, request, tools, known | self._known())
         self._rounds[group.group_id] = reduction
         self._in_doubt.add(request.epoch)
         async with self._registered:
@@ -300,7 +301,11 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
 
         return Call(key, me, leaders, expected, request.latecomers, request.should_stop, request.is_patient)
 
-    def _reduction(self, group: Group, request: RoundRequest, tools: Tools) -> Reduction:
+    def _known(self) -> set[str]:
+        return {peer.peer_id for peer in self._swarm.peers()}
+
+    def _reduction(self, group: Group, request: RoundRequest, tools: Tools, known: set[str]) -> Reduction:
+        """One round; of its members, who was `known` and is no more has said goodbye, or fallen silent."""
         return Reduction(
             me=self._swarm.peer_id,
             group=group,
@@ -312,6 +317,7 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             timeout_s=self._timeout_s,
             patience_s=self._deadline_s(request.epoch) - self._timeout_s,
             connect=self._connect,
+            is_gone=lambda peer_id: peer_id in known and peer_id not in self._known(),
             on_refused=self._on_refused,
             fail_at=self._fail_at,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -24,6 +25,7 @@ Refusal = Callable[[str, str, bool], None]
 """Who is refused, why, and whether that was a lie: something that no honest peer does, whatever others do to it."""
 
 SERVED_POLL_S = 0.05
+GONE_POLL_S = 0.25
 START_TIMEOUT_S = 8.0  # a sender that has not even opened its stream by then is gone
 
 
@@ -47,6 +49,7 @@ class Reduction:
         timeout_s: float,
         patience_s: float,
         connect: Callable[[str], Awaitable[PartStream]],
+        is_gone: Callable[[str], bool],
         on_refused: Refusal,
         fail_at: FailAt | None,
     ) -> None:
@@ -61,7 +64,8 @@ class Reduction:
         self._contribution = contribution if self._mine.weight > 0 else None
         self._epoch, self._tools, self._codec = epoch, tools, tools.codec
         self._weight_cap, self._timeout_s, self._patience_s = weight_cap, timeout_s, patience_s
-        self._connect, self._on_refused, self._fail_at = connect, on_refused, fail_at
+        self._connect, self._is_gone = connect, is_gone
+        self._on_refused, self._fail_at = on_refused, fail_at
         self._plan = group.parts(num_values)
         self._reducer = Reducer(
             me, self._plan.get(me, []), group.senders, self._contribution, self.average, tools, group.norms
@@ -224,7 +228,10 @@ class Reduction:
         if not self._reducer.parts:
             return  # nobody has to send to us
         start_s = min(START_TIMEOUT_S, self._timeout_s)
-        await asyncio.sleep(start_s)
+        for _ in range(math.ceil(start_s / GONE_POLL_S)):
+            await asyncio.sleep(min(GONE_POLL_S, start_s))
+            for sender in filter(self._is_gone, self.group.senders.keys() - self._started):
+                self._lose(sender, "left before it sent anything")
         for sender in self.group.senders.keys() - self._started:
             self._lose(sender, "never started to send")
         await asyncio.sleep(self._patience_s - start_s)
