@@ -4,7 +4,7 @@ An allreduce run of the built-in task with the settings of a new run (`reduction
 The hostile ones, one lie per arm: the opposite of their gradient ten times as large (`flip`), noise ten times as large
 (`random`), values that are not finite (`nan`), a huge weight (`weight`), and `flip` with the norm of an honest
 contribution declared (`hidden`). They are the real command with one method replaced, and never stop. Steps are padded
-to 0.1 s, so that two cores are enough and every epoch gets about its 256 samples.
+to 0.06 s, so that two cores are enough and every epoch gets about its 256 samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_TRAINERS = 8
 NUM_HOSTILE = 2
 NUM_EPOCHS = 250
 REDUCTION = "mean"  # that of a new run
-STEP_S = 0.1
+STEP_S = 0.06
 START_S, EPOCH_S = 180.0, 3.0
 
 RUN = """\

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collab_core.session import Session
     from collab_core.state.replica import Replica
 
-LOOK_S = 4.0
 NUM_TOKENS = 120
 
 
@@ -98,9 +96,7 @@ def take_state(session: Session, replica: Replica, stop: threading.Event) -> Non
             fix="Take one with `collab models recover` on a machine that trained.",
         )
     outlook = Outlook(session.swarm, session.manifest)
-    deadline = time.monotonic() + LOOK_S
-    while not outlook.others() and time.monotonic() < deadline and not stop.wait(0.1):
-        session.swarm.refresh()
+    session.swarm.look_around(lambda: bool(outlook.others()), stop)
     holding = Holding(
         session,
         replica,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,6 @@ from collab_cli.terminal import Terminal, print_json
 if TYPE_CHECKING:
     from collab_core.session import Session
 
-LOOK_S = 4.0
 WIDE = 90  # columns
 
 
@@ -58,10 +58,7 @@ def observe(session: Session) -> dict[str, Any]:
     """The run as everyone's records tell it."""
     from collab_core.overview import survey
 
-    deadline = time.monotonic() + LOOK_S
-    while not session.swarm.peers() and time.monotonic() < deadline:
-        session.swarm.refresh()
-        time.sleep(0.2)
+    session.swarm.look_around(lambda: bool(session.swarm.peers()), threading.Event())
     seen = survey(session.swarm.peers(), session.manifest)
     return {
         "run_id": session.manifest.run_id,

@@ -27,7 +27,6 @@ MIN_RETRY_PAUSE_S, MAX_RETRY_PAUSE_S = 0.2, 2.0  # a failed round is tried again
 NOBODY_PAUSE_S = 0.2
 LEAVING_S = 3.0
 SITTING_OUT_S = 2.0  # between two looks whether we are still kept out
-FIRST_LOOK_S = 3.0  # how long a newcomer looks for others before it believes to be the first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +103,7 @@ class Peer:
             self._session.tell_joined(0, None)
             return
         self.holding.begin()
-        self._look_around()
+        self.swarm.look_around(lambda: bool(self.outlook.others()), self.stop)
         self.holding.announce()
         self.catch_up("joining")
         if root := self.holding.root_if_any():  # otherwise we were stopped before we had anything
@@ -142,15 +141,6 @@ class Peer:
         """Whether the run has reached its end, or ours."""
         ends = [end for end in (self.settings.limits.max_epochs, self.config.max_epochs) if end]
         return bool(ends) and self.replica.epoch >= min(ends)
-
-    def _look_around(self) -> None:
-        """Hear who is there before deciding that nobody is."""
-        deadline = time.monotonic() + FIRST_LOOK_S
-        while self.swarm.config.initial_peers and not self.stop.is_set():
-            self.swarm.refresh()  # what the DHT told us while we joined may be from many epochs ago
-            if self.outlook.others() or time.monotonic() > deadline:
-                break
-            time.sleep(0.1)
 
     # --- the second, third and fourth move ---
 

@@ -80,7 +80,7 @@ class Directory:
         self._labels.of(self.peer_id, record.name)  # nobody else gets our name
         self._lock = threading.Lock()
         self._changed: asyncio.Event | None = None
-        self._news = News(self._take)
+        self._news = News(self._take, self._renew)
         self._sealed: tuple[PeerRecord, Note] | None = None
         self._last_news = -SILENCE_S
         self._last_lapse = -RECORD_LIFETIME_S
@@ -136,6 +136,10 @@ class Directory:
         self._news.keep(note)
         return note
 
+    def _renew(self) -> None:
+        if self._record.role != "observer":
+            self._note()
+
     async def _store(self) -> bool:
         """Whether anybody took it. A new one always: it has to last until the next is there."""
         self._sealed = None
@@ -186,15 +190,26 @@ class Directory:
             known = self._peers.get(peer_id)
             return self._labels.of(peer_id, None if known is None else known.record.name)
 
-    def refresh(self, timeout_s: float = READ_TIMEOUT_S) -> None:
-        """Read everyone's records now, instead of waiting for the next round of reading; late is better than never."""
+    def refresh(self, timeout_s: float = READ_TIMEOUT_S, *, is_new: bool = False) -> bool:
+        """Read everyone's records now, instead of waiting for the next round of reading; late is better than never.
 
-        async def read() -> None:
-            await asyncio.gather(self._read(), self._hear_news())
+        Args:
+            is_new: we are new here; a neighbour then tells everything.
+
+        Returns:
+            Whether a neighbour told us what is new. What only the DHT says may be old.
+        """
+
+        async def read() -> bool:
+            if is_new:
+                self._news.begin_anew()
+            _, is_heard = await asyncio.gather(self._read(), self._hear_news(), return_exceptions=True)
+            return is_heard is True
 
         future = self.reactor.spawn(read())
-        concurrent.futures.wait([future], timeout=timeout_s)
+        done, _ = concurrent.futures.wait([future], timeout=timeout_s)
         future.cancel()
+        return bool(done) and not future.cancelled() and future.result()
 
     async def _read(self) -> None:
         found = await self.node.get(records_key(self.run_hash), latest=True)
@@ -293,16 +308,19 @@ class Directory:
         known = [peer.peer_id for peer in ranked if peer.record.is_reachable]
         return next((one for one in (*known, *self._contacts) if self._unfit.get(one, 0.0) <= now), None)
 
-    async def _hear_news(self) -> None:
+    async def _hear_news(self) -> bool:
+        """Whether a neighbour told us what is new."""
         neighbour = self._neighbour()
         if neighbour is None:
-            return
+            return False
         try:
             await self._news.ask(self._p2p, neighbour, self._note() if self._record.role != "observer" else None)
             self._last_news = time.monotonic()
         except Exception as error:  # noqa: BLE001 - a stranger's answer: whatever is wrong with it, we ask another one
             logger.info("%s has no news for us: %r", neighbour, error)
             self._unfit[neighbour] = time.monotonic() + UNFIT_S
+            return False
+        return True
 
     async def _news_loop(self) -> None:
         assert self._changed is not None

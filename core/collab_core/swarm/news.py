@@ -69,10 +69,15 @@ class BadNews(Exception):
 
 
 class News(ServicerBase):  # type: ignore[misc]
-    """The newest note of everyone, for whoever asks. Runs in the reactor's thread."""
+    """The newest note of everyone, for whoever asks. Runs in the reactor's thread.
 
-    def __init__(self, on_notes: Callable[[Iterable[Note]], None]) -> None:
-        self._on_notes = on_notes
+    Args:
+        on_notes: told of everything that arrives.
+        renew: keeps our own note as we are now; called before somebody is told everything.
+    """
+
+    def __init__(self, on_notes: Callable[[Iterable[Note]], None], renew: Callable[[], None] = lambda: None) -> None:
+        self._on_notes, self._renew = on_notes, renew
         self._notes: dict[str, tuple[int, Note]] = {}
         """By peer ID, with a number that grows: whoever asks names the last one it has seen."""
         self._number = 0
@@ -97,13 +102,18 @@ class News(ServicerBase):  # type: ignore[misc]
         """Drop what has run out."""
         self._notes = {peer_id: item for peer_id, item in self._notes.items() if item[1].expires > now}
 
+    def begin_anew(self) -> None:
+        """Hear everything from the next one we ask, and what it is doing now, as a newcomer does."""
+        self._seen = {}
+
     async def rpc_news(self, request: BytesValue, context: P2PContext) -> BytesValue:
         """A peer tells its own record, if it is new, and asks for the others'."""
         asker = context.remote_id.to_base58()
         token, seen, notes = self._wrapping.unwrap(request.value)
         self._on_notes(note for note in notes if note.peer_id == asker)
-        if token != self._token:
+        if token != self._token:  # a newcomer, who may decide on what it hears
             seen = 0
+            self._renew()
         fresh = sorted(number for number, note in self._notes.values() if number > seen and note.peer_id != asker)
         last = fresh[:MAX_NOTES][-1] if fresh else max(seen, self._number)
         chosen = [note for number, note in self._notes.values() if seen < number <= last and note.peer_id != asker]

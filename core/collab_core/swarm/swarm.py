@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hivemind.dht import DHTID
@@ -38,6 +40,7 @@ from collab_core.telemetry.events import EventLog
 
 logger = logging.getLogger(__name__)
 
+FIRST_LOOK_S, LOOK_EVERY_S = 3.0, 0.1  # how long a newcomer looks for others before it believes to be the first
 LOOK_PERIOD_S = 2.0
 RELAY_VERDICT_S = 12.0
 JOIN_ATTEMPTS = 4  # with pauses of 1, 2 and 4 seconds between them
@@ -242,6 +245,17 @@ class Swarm(Directory):
             logger.warning("Cannot remember peers: %s", error)
 
     # --- staying in touch ---
+
+    def look_around(self, is_enough: Callable[[], bool], stop: threading.Event) -> None:
+        """Hear who is there before deciding that nobody is, and how far they are.
+
+        Whoever is known already is asked again: what the DHT told us while we joined may be from many epochs ago.
+        """
+        deadline = time.monotonic() + FIRST_LOOK_S
+        while self.config.initial_peers and not stop.is_set():
+            if (self.refresh(is_new=True) and is_enough()) or time.monotonic() > deadline:
+                break
+            stop.wait(LOOK_EVERY_S)
 
     def is_connected(self, peer_id: str) -> bool:
         """Whether there is a connection with a peer, whoever made it."""

@@ -11,10 +11,8 @@ import torch
 from collab_core.gossip import Meetings, Neighbours
 from collab_core.swarm import Swarm
 
-FIRST_LOOK_S = 3.0  # how long a newcomer looks for others before it believes to be the first
 ADOPTING_S = 60.0  # how long it asks for their models before it begins with the initial one
 PAUSE_S = 0.2
-LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +21,6 @@ class Adopted:
 
     epoch: int
     values: torch.Tensor
-
-
-def look_around(swarm: Swarm, neighbours: Neighbours, stop: threading.Event) -> None:
-    """Hear who is there before deciding that nobody is."""
-    deadline = time.monotonic() + FIRST_LOOK_S
-    while swarm.config.initial_peers and not len(neighbours) and not stop.is_set():
-        if time.monotonic() > deadline:
-            break
-        swarm.refresh()
-        time.sleep(LOOK_EVERY_S)
 
 
 def adopt(

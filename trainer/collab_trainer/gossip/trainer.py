@@ -31,7 +31,7 @@ from collab_trainer.batches import Batches, StoppedWaiting
 from collab_trainer.batches import num_samples as count_rows
 from collab_trainer.data_journal import DataJournal
 from collab_trainer.device import autocast
-from collab_trainer.gossip.adoption import PAUSE_S, adopt, look_around
+from collab_trainer.gossip.adoption import PAUSE_S, adopt
 from collab_trainer.gossip.held_out import HeldOut
 from collab_trainer.gossip.own_model import OwnModel
 from collab_trainer.gossip.verdict import Verdict
@@ -133,7 +133,7 @@ class GossipTrainer:
         )
         self.meetings.epoch = self.own.epoch
         self.meetings.tell_lost()
-        look_around(self.swarm, self.neighbours, self.stop)
+        self.swarm.look_around(lambda: len(self.neighbours) > 0, self.stop)
         if kept is None:
             self._begin_with_others()
         if (link := self.config.bandwidth) is not None:
