@@ -140,7 +140,8 @@ class SimulatedPeer(Directory):
         outcome = await self.averager._round(request)
         assert outcome.average is not None, outcome.failure
         assert len(outcome.group) == len(self.p2p.ends), f"only {len(outcome.group)} came together"
-        return outcome.bytes_sent
+        await asyncio.gather(*self.averager._draining)
+        return outcome.bytes_sent + self.averager._sent_late
 
 
 class Clock:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from benchmarks.losses.table import Table
 from hivemind.proto import averaging_pb2
+from processes import wait_until
 
 from collab_core.averaging.link import Bandwidth
 from collab_core.averaging.reduction import Reduction
@@ -188,15 +189,19 @@ def test_rounds_without_a_network_give_the_same_bits(short_folder: Path) -> None
         toys.add()
         toys.meet()
         table = Table(toys.settings, [NUM_VALUES], [peer.swarm.peer_id for peer in toys.peers])
+        sent = 0
         for epoch in range(2):  # the second one has something to make good
             first, second = vectors(2, seed=epoch)
             outcomes = toys.rounds((first, 10.0), (second, 30.0), epoch=epoch)
             before = table.bytes_sent
             averages = table.round(epoch, [first, second], [10.0, 30.0])
             assert same_bits([*averages, *(outcome.average for outcome in outcomes)])
-            assert table.bytes_sent - before == sum(outcome.bytes_sent for outcome in outcomes)
+            assert table.bytes_sent - before == sum(outcome.bytes_received for outcome in outcomes)
+            sent += sum(outcome.bytes_sent for outcome in outcomes)
             for peer in toys.peers:
                 peer.averager.set_epoch(epoch + 1)
+        # what others still fetched when our round was over is told with the next one
+        wait_until(lambda: sent + sum(peer.averager._sent_late for peer in toys.peers) == table.bytes_sent, "all sent")
     finally:
         toys.close()
         if table is not None:

@@ -90,6 +90,8 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
         """Who held up a round for all the time it had, and in which epoch."""
         self._registered = asyncio.Condition()
         self._draining: set[asyncio.Task[None]] = set()
+        self._sent_late = 0
+        """Bytes that others still fetched from us after the outcome of their round: the next outcome tells of them."""
         self._matchmaking = Matchmaking(
             me=swarm.peer_id,
             stub_of=self._stub_of,
@@ -232,13 +234,15 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
                 self._slow[slowest] = request.epoch
         finally:
             self._matchmaking.finished()
-            drain = asyncio.create_task(self._drain(group.group_id, reduction))
+            sent = reduction.bytes_sent
+            drain = asyncio.create_task(self._drain(group.group_id, reduction, sent))
             self._draining.add(drain)
             drain.add_done_callback(self._draining.discard)
             outcome.reducing_s = time.monotonic() - start
             outcome.group, outcome.members = frozenset(group.peer_ids), group.senders
             outcome.refused, outcome.lost = dict(reduction.refused), dict(reduction.lost)
-            outcome.bytes_sent, outcome.bytes_received = reduction.bytes_sent, reduction.bytes_received
+            outcome.bytes_sent, outcome.bytes_received = sent + self._sent_late, reduction.bytes_received
+            self._sent_late = 0
             outcome.share = reduction.share
             self._link.end_round()
         return outcome
@@ -322,11 +326,12 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             fail_at=self._fail_at,
         )
 
-    async def _drain(self, group_id: bytes, reduction: Reduction) -> None:
+    async def _drain(self, group_id: bytes, reduction: Reduction, told_bytes: int) -> None:
         """Others may still need our part; the next epoch does not wait for them."""
         try:
             await reduction.drain()
         finally:
+            self._sent_late += reduction.bytes_sent - told_bytes
             if self._rounds.get(group_id) is reduction:
                 del self._rounds[group_id]
 

@@ -59,6 +59,7 @@ class RoundOutcome:
     share: float = 0.0
     """The part of the vector that this peer reduced."""
     bytes_sent: int = 0
+    """Since the last outcome: what others fetched from us after it is of its round."""
     bytes_received: int = 0
 
     @property
