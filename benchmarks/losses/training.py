@@ -186,6 +186,7 @@ def _gossip(arm: Arm, curve: Curve, seed: int) -> None:
                 exchange=str(num_meetings),
                 partner=str(partner),
                 epoch=owns[rank].epoch,
+                rounds=0,
                 is_asker=rank == one,
                 old=share.values,
                 average=mean,

@@ -99,6 +99,7 @@ class ToyGossiper:
     def take(self) -> None:
         for change in self.meetings.changes():
             self.values = moved(self.values, change.old, change.average)
+            self.meetings.epoch += change.rounds
             self.met.append(change)
 
     def meet(self, other: ToyGossiper) -> Outcome:

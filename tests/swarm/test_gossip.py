@@ -77,13 +77,18 @@ def test_two_that_reach_the_last_round_of_a_run_meet_until_they_leave_with_the_s
         limits__max_epochs=last,
     )
     swarm.aux(run)
-    trainers = [swarm.trainer(name) for name in ("first", "second")]
+    trainers = [swarm.trainer(name, "--batch-size", size) for name, size in (("quick", "32"), ("slow", "1"))]
     for trainer in trainers:
         assert trainer.wait_for("left", timeout_s=120)["epoch"] == last
         assert trainer.process.wait(20) == 0, trainer.tail()
         assert not trainer.events("converged")
         assert [event["samples"] for event in trainer.events("round") if event["epoch"] == last][1:] == [0, 0, 0]
     assert torch.equal(*map(backup_of, trainers))
+    # both are in the same round whatever their speed: who is quicker makes more of the rounds that both have to make
+    quick, slow = (sum(event["samples"] > 0 for event in trainer.events("round")) for trainer in trainers)
+    begun = sum(trainer.events("joined")[0]["epoch"] for trainer in trainers)
+    assert slow < last < quick
+    assert abs(begun + slow + quick - 2 * last) <= 4
 
 
 class InThisProcess:
@@ -149,15 +154,14 @@ def test_a_newcomer_takes_the_model_of_anybody_and_one_that_comes_back_its_own(
     second = InThisProcess(run, short_folder / "second", first.addresses[0])
     adopted = second.wait_for("adopted")
     assert adopted["name"] == first.trainer.swarm.name
-    assert second.wait_for("round")["epoch"] == adopted["epoch"] + 1
+    assert second.wait_for("round")["epoch"] > adopted["epoch"]
     second.wait_for("met")
     second.wait_for("round", lambda event: event["epoch"] >= adopted["epoch"] + 6)
-    reached = first.trainer.epoch
     asked = collab("status", first.invite, "--json")
     assert asked.returncode == 0, asked.stderr
     status = json.loads(asked.stdout)
     assert status["model_root"] is None
-    assert status["epoch"] >= reached, "whoever is asked knows at least where it is itself"
+    assert status["epoch"] > adopted["epoch"], "whoever is asked knows where it is itself"
     assert [peer["distance"] > 0 for peer in status["peers"]] == [True, True], status
     second.stop()
     left = second.wait_for("left")
@@ -165,7 +169,7 @@ def test_a_newcomer_takes_the_model_of_anybody_and_one_that_comes_back_its_own(
 
     again = InThisProcess(run, short_folder / "second", first.addresses[0], epochs=left["epoch"] + 3)
     assert again.wait_for("restored")["epoch"] == left["epoch"]
-    assert again.wait_for("left")["epoch"] == left["epoch"] + 3
+    assert again.wait_for("left")["epoch"] >= left["epoch"] + 3
     assert not [event for event in again.log if event["event"] in ("adopted", "exchange_lost")]
     exchanges = {event["exchange"] for event in second.log + again.log if event["event"] == "met"}
     assert exchanges <= {event["exchange"] for event in first.log if event["event"] == "met"}, "one side only"

@@ -245,7 +245,27 @@ def test_who_breaks_a_rule_is_refused_by_name_and_changes_nothing(pair: Pair) ->
     pair.asker.meetings._terms = terms
     pair.asker.wait_for("exchange_settled")  # the last one ended in doubt: it had said READY before it was refused
     pair.renew()
+    pair.asker.meetings.epoch = 1_000_000
+    assert pair.asker.meet(pair.asked) is Outcome.FAILED, "nobody ends everyone's run by saying that it is over"
+    assert "a model of round 1000000; 100 is more" in pair.asked.wait_for("refused")["reason"]
+    assert pair.asked.meetings.epoch == 0
+    pair.asker.meetings.epoch = 0
+    pair.renew()
     assert pair.asker.meet(pair.asked) is Outcome.MET, "it is welcome again once it keeps to the rules"
+
+
+def test_two_that_meet_are_in_the_mean_of_their_rounds_unless_one_trains_no_more(pair: Pair) -> None:
+    for rounds, is_over, expected in (
+        ((10, 20), False, (15, 15)),
+        ((21, 10), False, (15, 16)),
+        ((30, 10), True, (30, 10)),
+    ):
+        pair.renew()
+        pair.asker.meetings.epoch, pair.asked.meetings.epoch = rounds
+        pair.asker.meetings.is_training = not is_over
+        assert pair.asker.meet(pair.asked) is Outcome.MET
+        wait_for_average(pair)
+        assert (pair.asker.meetings.epoch, pair.asked.meetings.epoch) == expected
 
 
 class CutsNowAndThen:
@@ -260,7 +280,7 @@ class CutsNowAndThen:
             raise ConnectionResetError
 
 
-def test_many_at_once_over_links_that_break_conserve_the_weighted_sum(
+def test_many_at_once_over_links_that_break_conserve_the_weighted_sum_and_the_rounds(
     pair: Pair, closing: Callable[[Callable[[], None]], None]
 ) -> None:
     peers = [pair.asker, pair.asked]
@@ -269,6 +289,8 @@ def test_many_at_once_over_links_that_break_conserve_the_weighted_sum(
         peers.append(ToyGossiper(pair.folder / str(number), vector(10 + number), weight=number, first=address))
         closing(peers[-1].close)
     acquaint(*peers)
+    for number, peer in enumerate(peers):
+        peer.meetings.epoch = 7 * number
     before = sum(peer.values.double() * peer.weight for peer in peers)
     chance = random.Random(0)
 
@@ -298,3 +320,4 @@ def test_many_at_once_over_links_that_break_conserve_the_weighted_sum(
             peer.take()
     after = sum(peer.values.double() * peer.weight for peer in peers)
     assert float((after - before).abs().max()) < 1e-4, "what they hold together is not what it was"
+    assert sum(peer.meetings.epoch for peer in peers) == 7 * (0 + 1 + 2 + 3)

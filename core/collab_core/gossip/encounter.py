@@ -60,7 +60,9 @@ class Change:
     exchange: str
     partner: str
     epoch: int
-    """Our round."""
+    """Our round, when it began."""
+    rounds: int
+    """How many rounds forward our model is with the average, or backward: whose model moves, its age does too."""
     is_asker: bool
     old: torch.Tensor
     average: torch.Tensor
@@ -81,6 +83,10 @@ class Encounter:
     reached: Callable[[str], None]
     """Told of every stage."""
     epoch: int
+    is_training: bool
+    """Whether our round may change."""
+    latest_epoch: int
+    """Nobody can be in a later round."""
     is_in_doubt: bool = False
     """We, the asker, said READY, or were about to, and have not heard what came of it."""
     is_dropped: bool = False
@@ -92,18 +98,19 @@ class Encounter:
         """The asker's side, up to the moment when it could say READY."""
         terms = self.terms
         self.reached("ask-offer")
-        offer = Offer(exchange=bytes.fromhex(self.exchange), layout=terms.layout, weight=terms.weight)
+        offer = Offer(
+            exchange=bytes.fromhex(self.exchange), layout=terms.layout, weight=terms.weight, epoch=self._told_epoch
+        )
         await wire.say(Kind.OFFER, offer)
         kind, data = await wire.hear(Kind.ACCEPT, Kind.BUSY, Kind.REFUSED, within_s=terms.patience_s)
         if kind is Kind.BUSY:
             raise Busy
         if kind is Kind.REFUSED:
             raise Refused(unpack(Refusal, data).reason)
-        weight = unpack(Acceptance, data).weight
-        if weight > terms.weight_cap:
-            raise BrokenRule(f"a weight of {weight:.3g}; at most {terms.weight_cap:.3g} is allowed")
+        acceptance = unpack(Acceptance, data)
+        self.check(acceptance)
         self.reached("ask-accepted")
-        change = await self._swap(wire, mine, weight)
+        change = await self._swap(wire, mine, acceptance)
         self.reached("ask-swapped")
         return change
 
@@ -118,18 +125,35 @@ class Encounter:
         self.is_in_doubt = False
         return kind is Kind.COMMITTED
 
-    async def accept(self, wire: Wire, mine: Share, weight: float) -> Change:
+    async def accept(self, wire: Wire, mine: Share, offer: Offer) -> Change:
         """The asked side, up to the moment when it may decide."""
         self.reached("answer-offered")
-        await wire.say(Kind.ACCEPT, Acceptance(weight=self.terms.weight))
+        await wire.say(Kind.ACCEPT, Acceptance(weight=self.terms.weight, epoch=self._told_epoch))
         self.reached("answer-accepted")
-        change = await self._swap(wire, mine, weight)
+        change = await self._swap(wire, mine, offer)
         self.reached("answer-swapped")
         await wire.hear(Kind.READY, within_s=self.terms.transfer_s)  # the asker may still be receiving
         self.reached("answer-ready")
         return change
 
-    async def _swap(self, wire: Wire, mine: Share, weight: float) -> Change:
+    def check(self, theirs: Acceptance) -> None:
+        """Whether we can meet on what the other side says of its model."""
+        if theirs.weight > self.terms.weight_cap:
+            raise BrokenRule(f"a weight of {theirs.weight:.3g}; at most {self.terms.weight_cap:.3g} is allowed")
+        if theirs.epoch is not None and theirs.epoch > self.latest_epoch:
+            raise BrokenRule(f"a model of round {theirs.epoch}; {self.latest_epoch} is more than anybody can have made")
+
+    @property
+    def _told_epoch(self) -> int | None:
+        return self.epoch if self.is_training else None
+
+    def _rounds(self, their_epoch: int | None) -> int:
+        """To the mean of both rounds. Half a round goes to the asked, so that the sum stays what it was."""
+        if their_epoch is None or not self.is_training:
+            return 0
+        return (self.epoch + their_epoch + (not self.is_asker)) // 2 - self.epoch
+
+    async def _swap(self, wire: Wire, mine: Share, said: Acceptance) -> Change:
         """Both vectors at once; then the average."""
         terms = self.terms
         stage = "ask-halfway" if self.is_asker else "answer-halfway"
@@ -147,16 +171,17 @@ class Encounter:
         finally:
             for task in both:
                 task.cancel()
-        theirs = Share(self.partner, receiving.result(), weight)
+        theirs = Share(self.partner, receiving.result(), said.weight)
         average = await asyncio.to_thread(_checked_mean, mine, theirs)
         return Change(
             exchange=self.exchange,
             partner=self.partner,
             epoch=self.epoch,
+            rounds=self._rounds(said.epoch),
             is_asker=self.is_asker,
             old=mine.values,
             average=average,
-            partner_weight=weight,
+            partner_weight=said.weight,
             seconds=time.monotonic() - self.started,
             bytes_sent=wire.bytes_sent,
             bytes_received=wire.bytes_received,

@@ -25,6 +25,7 @@ from collab_core.gossip.encounter import BrokenRule, Busy, Change, Encounter, Fa
 from collab_core.gossip.journal import ID_BYTES, Journal
 from collab_core.gossip.ledger import Ledger
 from collab_core.gossip.mean import Share
+from collab_core.gossip.neighbours import Neighbours
 from collab_core.gossip.newcomers import Newcomers
 from collab_core.gossip.wire import CLOSING_S, CONNECTING_S, BadFrame, Kind, Offer, Refusal, Wire, serve, unpack
 from collab_core.state.throttle import Throttle
@@ -38,6 +39,10 @@ CROSSING_S = 3.0  # two that ask each other at once: until one of them has heard
 QUESTION_S = 3.0
 ENGAGED_S = 5.0  # for somebody who came before we asked
 MAX_TOLD = 1000
+AT_MOST_TIMES, AT_MOST_MORE = (
+    2,
+    100,
+)  # rounds, beside ours or those of most: nobody ends a run by saying that it is over
 
 T = TypeVar("T")
 
@@ -79,8 +84,10 @@ class Meetings(ServicerBase):  # type: ignore[misc]
         faults: Faults | None = None,
     ) -> None:
         self.epoch = 0
-        """The round we are in; what faults and newcomers are told."""
-        self._swarm, self._terms = swarm, terms
+        """The round we are in."""
+        self.is_training = True
+        """Whether our round may still change."""
+        self._swarm, self._terms, self._neighbours = swarm, terms, Neighbours(swarm)
         self._faults = faults
         self._namespace = f"{swarm.run_hash.hex()}::gossip"
         self._ledger = Ledger(journal, kept)
@@ -243,8 +250,6 @@ class Meetings(ServicerBase):  # type: ignore[misc]
     async def _consider(self, wire: Wire, remote: str, offer: Offer) -> None:
         if offer.layout != self._terms.layout:
             raise BrokenRule("a model of another shape")
-        if offer.weight > self._terms.weight_cap:
-            raise BrokenRule(f"a weight of {offer.weight:.3g}; at most {self._terms.weight_cap:.3g} is allowed")
         await self._let_cross(remote)
         if self._current is not None or self._is_leaving:
             await wire.say(Kind.BUSY)
@@ -252,7 +257,8 @@ class Meetings(ServicerBase):  # type: ignore[misc]
             return
         encounter = self._begin(offer.exchange.hex(), remote, is_asker=False)
         try:
-            await self._decide(wire, encounter, offer.weight)
+            encounter.check(offer)
+            await self._decide(wire, encounter, offer)
         except (TimeoutError, ConnectionError) as error:
             if encounter.exchange not in self._ledger:
                 self._tell_failure(remote, in_words(error))
@@ -266,14 +272,14 @@ class Meetings(ServicerBase):  # type: ignore[misc]
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(current.ended.wait(), CROSSING_S)
 
-    async def _decide(self, wire: Wire, encounter: Encounter, weight: float) -> None:
+    async def _decide(self, wire: Wire, encounter: Encounter, offer: Offer) -> None:
         try:
             values = await self._own_values()
         except TimeoutError:
             await wire.say(Kind.BUSY)
             await wire.finish(CLOSING_S)
             return
-        change = await encounter.accept(wire, Share(self._swarm.peer_id, values, self._terms.weight), weight)
+        change = await encounter.accept(wire, Share(self._swarm.peer_id, values, self._terms.weight), offer)
         if encounter.is_dropped:
             await wire.say(Kind.ABORTED)
         else:
@@ -334,7 +340,16 @@ class Meetings(ServicerBase):  # type: ignore[misc]
                 self._faults.reached(stage, self.epoch)
 
         assert self._current is None, "one at a time"
-        self._current = Encounter(exchange, partner, is_asker, self._terms, reached, self.epoch)
+        self._current = Encounter(
+            exchange=exchange,
+            partner=partner,
+            is_asker=is_asker,
+            terms=self._terms,
+            reached=reached,
+            epoch=self.epoch,
+            is_training=self.is_training,
+            latest_epoch=AT_MOST_TIMES * max(self.epoch, self._neighbours.typical_epoch()) + AT_MOST_MORE,
+        )
         return self._current
 
     def _end(self, encounter: Encounter) -> None:

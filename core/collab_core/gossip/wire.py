@@ -1,8 +1,8 @@
 """What two peers say to each other in a meeting: frames on a raw stream of the libp2p daemon.
 
 asker                         asked
-OFFER exchange, weight  →
-                        ←     ACCEPT weight            or BUSY, or REFUSED why
+OFFER exchange, terms   →
+                        ←     ACCEPT terms             or BUSY, or REFUSED why
 VECTOR                  ⇄     VECTOR                   both at once
 READY                   →                              "I hold the average and can take it"
                         ←     COMMITTED                or ABORTED
@@ -67,21 +67,22 @@ class Message(BaseModel):
         return data
 
 
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Epoch = Annotated[int, Field(ge=0, le=MAX_EPOCH)]
 
 
-class Offer(Message):
+class Acceptance(Message):
+    """Yes; and what either side says of the model that it brings."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    epoch: Epoch | None
+    """Its round; None from somebody who does not train any more, and stays in the round where it is."""
+
+
+class Offer(Acceptance):
     """Shall we meet?"""
 
     exchange: Annotated[bytes, Field(min_length=ID_BYTES, max_length=ID_BYTES)]
     layout: Annotated[bytes, Field(max_length=64)]
-    weight: Weight
-
-
-class Acceptance(Message):
-    """Yes."""
-
-    weight: Weight
 
 
 class Refusal(Message):
@@ -93,7 +94,7 @@ class Refusal(Message):
 class StateHead(Message):
     """What the vector that follows is."""
 
-    epoch: Annotated[int, Field(ge=0, le=MAX_EPOCH)]
+    epoch: Epoch
 
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)

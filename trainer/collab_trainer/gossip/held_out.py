@@ -18,13 +18,15 @@ class HeldOut:
     def __init__(self, task: Task, settings: RunSettings, events: EventLog) -> None:
         self._task, self._events = task, events
         self._has_failed = self._is_away = False
+        self._num_rounds = 0  # of ours: a meeting may take us over the one in which it would be due
         self._every = 1 if settings.gossip.stop == "converged" else settings.checkpoints.evaluate
 
     def measure(self, model: torch.nn.Module, epoch: int, training_loss: float | None) -> float | None:
         """The loss now, or that of training where it cannot be measured; None if it is not due."""
         if self._has_failed:
             return training_loss
-        if not self._every or epoch % self._every:
+        self._num_rounds += 1
+        if not self._every or self._num_rounds % self._every:
             return None
         try:
             loss = self._task.evaluate(model)

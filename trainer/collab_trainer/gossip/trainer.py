@@ -91,6 +91,7 @@ class GossipTrainer:
         self._fail_at = fail_at
         self._num_samples, self._rate = 0, 0.0
         self._was_met = False
+        self._num_rounds = 0
         self._round_started = time.monotonic()
 
     @property
@@ -274,7 +275,16 @@ class GossipTrainer:
         for change in self.meetings.changes():
             self._was_met = True
             self.own.take(change)
+            if self.verdict.stage == "training":
+                self._move(change.rounds)
             self._tell_met(change)
+
+    def _move(self, rounds: int) -> None:
+        """Into the round of the average. The last one of the run is not reached by meeting others."""
+        epoch = max(0, self.own.epoch + rounds)
+        if last := self.settings.limits.max_epochs:
+            epoch = min(epoch, max(self.own.epoch, last - 1))
+        self.own.epoch = self.meetings.epoch = epoch
 
     def verify(self) -> bool:
         """How far we are from the others, told to everyone. Whether most say that the run is over."""
@@ -296,7 +306,8 @@ class GossipTrainer:
             is_for_end=self.verdict.is_for_end,
             seconds=round(seconds, 3),
         )
-        if self.config.backup_every and self.own.epoch % self.config.backup_every == 0:
+        self._num_rounds += 1
+        if self.config.backup_every and self._num_rounds % self.config.backup_every == 0:
             self._keeping.back_up(self._kept())
         return is_over
 
@@ -311,6 +322,7 @@ class GossipTrainer:
     def end(self, *, has_converged: bool) -> None:
         """Meet some more without training, so that all of us end with nearly the same model."""
         rounds = self.verdict.begin_to_end()
+        self.meetings.is_training = False
         self._num_samples = 0
         self._publish()
         for _ in range(rounds):
