@@ -32,7 +32,7 @@ class GossipAuxiliary:
             while not self.stop.wait(LOOK_S):
                 self.swarm.check_alive()
                 seen = survey(self.swarm.peers(), self._session.manifest)
-                if seen.epoch > told and seen.trainers:
+                if seen.epoch != told and seen.trainers:  # rounds are averaged, so they may fall
                     told = seen.epoch
                     tell_swarm(self.events, seen, epoch=told, samples=seen.samples)
         finally:

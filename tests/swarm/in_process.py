@@ -103,6 +103,7 @@ class ToySwarm:
         kind: type = ExactAverager,
         name: str = "",
         bandwidth: Bandwidth | None = None,
+        is_rumoured: bool = False,
     ) -> ToyPeer:
         folder = StateFolder(self.folder / f"peer-{len(self.peers)}")
         events = EventLog(folder.events)
@@ -111,7 +112,8 @@ class ToySwarm:
             role=role,  # type: ignore[arg-type]
             host_maddrs=(LOOPBACK,),
             client_mode=client_mode,
-            initial_peers=addresses,
+            initial_peers=() if is_rumoured else addresses,
+            rumoured_peers=addresses if is_rumoured else (),
             name=name,
         )
         swarm = Swarm(config, folder, events)

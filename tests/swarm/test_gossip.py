@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+import time
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -85,10 +87,13 @@ def test_two_that_reach_the_last_round_of_a_run_meet_until_they_leave_with_the_s
         assert [event["samples"] for event in trainer.events("round") if event["epoch"] == last][1:] == [0, 0, 0]
     assert torch.equal(*map(backup_of, trainers))
     # both are in the same round whatever their speed: who is quicker makes more of the rounds that both have to make
-    quick, slow = (sum(event["samples"] > 0 for event in trainer.events("round")) for trainer in trainers)
-    begun = sum(trainer.events("joined")[0]["epoch"] for trainer in trainers)
-    assert slow < last < quick
-    assert abs(begun + slow + quick - 2 * last) <= 4
+    together = max(trainer.events("joined")[0]["time"] for trainer in trainers)
+    rounds = [[event for event in trainer.events("round") if event["samples"]] for trainer in trainers]
+    quick, slow = (sum(event["time"] > together for event in made) for made in rounds)
+    assert slow < quick
+    assert (
+        abs(sum(map(len, rounds)) + sum(trainer.events("joined")[0]["epoch"] for trainer in trainers) - 2 * last) <= 4
+    )
 
 
 class InThisProcess:
@@ -141,12 +146,44 @@ class InThisProcess:
         assert not self._thread.is_alive()
 
 
+def toy_run(folder: Path, max_epochs: int = 0) -> RunFolder:
+    text = run_template("toy").replace('name = "allreduce"', 'name = "gossip"').replace('"fp16"', '"none"')
+    text = text.replace("width = 64", "width = 32").replace("target_batch_size = 256", "target_batch_size = 8")
+    text, found = re.subn(r"max_epochs = \d+", f"max_epochs = {max_epochs}", text)
+    assert found == 1
+    return RunFolder.create(folder / "toy", text)
+
+
+def test_one_that_is_much_slower_ends_with_the_others(
+    short_folder: Path, closing: Callable[[Callable[[], None]], None]
+) -> None:
+    last = 100
+    run = toy_run(short_folder, last)
+    slow = InThisProcess(run, short_folder / "slow")
+    closing(slow.stop)
+    honest_step = slow.trainer._step
+
+    def slow_step() -> float:
+        time.sleep(1.0)
+        return honest_step()
+
+    slow.trainer._step = slow_step  # type: ignore[method-assign]
+    others = [InThisProcess(run, short_folder / name, slow.addresses[0]) for name in ("first", "second")]
+    for one in others:
+        closing(one.stop)
+    for one in (slow, *others):
+        assert one.wait_for("left")["epoch"] == last
+    made = [sum(event["event"] == "round" and event["samples"] > 0 for event in one.log) for one in (slow, *others)]
+    assert 4 * made[0] < min(made[1:]), made
+    mine, *theirs = (one.trainer.own.values() for one in (slow, *others))
+    for values in theirs:
+        assert float(((values - mine) ** 2).sum() / (mine**2).sum()) < 1e-3
+
+
 def test_a_newcomer_takes_the_model_of_anybody_and_one_that_comes_back_its_own(
     short_folder: Path, closing: Callable[[Callable[[], None]], None]
 ) -> None:
-    text = run_template("toy").replace('name = "allreduce"', 'name = "gossip"').replace('"fp16"', '"none"')
-    text = text.replace("width = 64", "width = 32").replace("target_batch_size = 256", "target_batch_size = 8")
-    run = RunFolder.create(short_folder / "toy", text)
+    run = toy_run(short_folder)
     first = InThisProcess(run, short_folder / "first")
     closing(first.stop)
     first.wait_for("round", lambda event: event["epoch"] >= 3)

@@ -95,10 +95,13 @@ def test_a_round_is_as_far_away_as_the_trainers_speed_says(toys: ToySwarm) -> No
     wait_until(lambda: outlook.seconds_left() == 0)
 
 
-def test_who_looks_around_hears_how_far_the_others_are_now(toys: ToySwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_rumoured", [False, True])  # whoever gives a run folder joins through rumours
+def test_who_looks_around_hears_how_far_the_others_are_now(
+    toys: ToySwarm, monkeypatch: pytest.MonkeyPatch, is_rumoured: bool
+) -> None:
     for name in ("NEWS_PERIOD_S", "DHT_PERIOD_S"):
         monkeypatch.setattr(directory, name, 60.0)  # nobody says anything unasked
-    auxiliary, newcomer = toys.add("aux"), toys.add()
+    auxiliary, newcomer = toys.add("aux"), toys.add(is_rumoured=is_rumoured)
     toys.meet()
     auxiliary.swarm.publish(epoch=7)
     assert newcomer.others()[0].record.epoch == 0, "this test needs a record that is old by now"

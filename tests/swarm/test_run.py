@@ -45,7 +45,8 @@ def assert_lost_at_most_one_epoch(peer: PeerProcess, start: int, end: int) -> No
 def test_three_peers_stay_identical_and_a_newcomer_has_the_state_before_it_contributes(
     swarm: SwarmOfProcesses, tmp_path: Path
 ) -> None:
-    aux = swarm.aux(write_run(tmp_path))
+    run = write_run(tmp_path)
+    aux = swarm.aux(run)
     first, second = swarm.trainer("first"), swarm.trainer("second", "--client-mode")
     for peer in (aux, first, second):
         peer.wait_for_epoch(5)
@@ -73,6 +74,11 @@ def test_three_peers_stay_identical_and_a_newcomer_has_the_state_before_it_contr
         by_epoch.setdefault(peer["epoch"], set()).add(peer["model_root"])
     assert all(len(roots) == 1 for roots in by_epoch.values()), by_epoch
     assert report["epoch"] >= joined["epoch"]
+    home = tmp_path / "home"  # of a machine on which these peers are: the run folder alone says where they are
+    home.mkdir()
+    (home / report["run_id"][:16]).symlink_to(aux.state_dir.parent)
+    asked = collab("status", str(run), "--json", env={"COLLAB_HOME": str(home)})
+    assert [peer["name"] for peer in json.loads(asked.stdout)["peers"]] == [peer["name"] for peer in report["peers"]]
 
     for peer in (first, second, third, aux):
         started = time.monotonic()

@@ -241,8 +241,9 @@ class ExactAverager(ServicerBase):  # type: ignore[misc]
             outcome.reducing_s = time.monotonic() - start
             outcome.group, outcome.members = frozenset(group.peer_ids), group.senders
             outcome.refused, outcome.lost = dict(reduction.refused), dict(reduction.lost)
-            outcome.bytes_sent, outcome.bytes_received = sent + self._sent_late, reduction.bytes_received
-            self._sent_late = 0
+            outcome.bytes_sent, outcome.bytes_received = sent, reduction.bytes_received
+            if not outcome.failure:  # nobody tells of a failed one
+                outcome.bytes_sent, self._sent_late = sent + self._sent_late, 0
             outcome.share = reduction.share
             self._link.end_round()
         return outcome

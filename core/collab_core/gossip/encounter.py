@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from collab_core.gossip.mean import Share, weighted_mean
-from collab_core.gossip.wire import Acceptance, BadFrame, Kind, Offer, Refusal, Wire, unpack
+from collab_core.gossip.wire import Acceptance, BadFrame, Brought, Kind, Offer, Refusal, Wire, unpack
 
 MOST_TIMES_LARGER = 1e6  # than our own largest value: a model that was ever trained has none like that
 
@@ -62,7 +62,7 @@ class Change:
     epoch: int
     """Our round, when it began."""
     rounds: int
-    """How many rounds forward our model is with the average, or backward: whose model moves, its age does too."""
+    """How many rounds forward we are with the average, or backward."""
     is_asker: bool
     old: torch.Tensor
     average: torch.Tensor
@@ -85,8 +85,8 @@ class Encounter:
     epoch: int
     is_training: bool
     """Whether our round may change."""
-    latest_epoch: int
-    """Nobody can be in a later round."""
+    plausible: Callable[[int, int], int]
+    """What we make of the round that the other side says it is in, beside our own."""
     is_in_doubt: bool = False
     """We, the asker, said READY, or were about to, and have not heard what came of it."""
     is_dropped: bool = False
@@ -136,24 +136,23 @@ class Encounter:
         self.reached("answer-ready")
         return change
 
-    def check(self, theirs: Acceptance) -> None:
+    def check(self, theirs: Brought) -> None:
         """Whether we can meet on what the other side says of its model."""
         if theirs.weight > self.terms.weight_cap:
             raise BrokenRule(f"a weight of {theirs.weight:.3g}; at most {self.terms.weight_cap:.3g} is allowed")
-        if theirs.epoch is not None and theirs.epoch > self.latest_epoch:
-            raise BrokenRule(f"a model of round {theirs.epoch}; {self.latest_epoch} is more than anybody can have made")
 
     @property
     def _told_epoch(self) -> int | None:
         return self.epoch if self.is_training else None
 
     def _rounds(self, their_epoch: int | None) -> int:
-        """To the mean of both rounds. Half a round goes to the asked, so that the sum stays what it was."""
+        """To the mean of both rounds, whatever weighs more. Half a round goes to the asked, so the sum stays."""
         if their_epoch is None or not self.is_training:
             return 0
-        return (self.epoch + their_epoch + (not self.is_asker)) // 2 - self.epoch
+        theirs = self.plausible(their_epoch, self.epoch)
+        return (self.epoch + theirs + (not self.is_asker)) // 2 - self.epoch
 
-    async def _swap(self, wire: Wire, mine: Share, said: Acceptance) -> Change:
+    async def _swap(self, wire: Wire, mine: Share, said: Brought) -> Change:
         """Both vectors at once; then the average."""
         terms = self.terms
         stage = "ask-halfway" if self.is_asker else "answer-halfway"

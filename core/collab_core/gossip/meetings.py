@@ -39,10 +39,6 @@ CROSSING_S = 3.0  # two that ask each other at once: until one of them has heard
 QUESTION_S = 3.0
 ENGAGED_S = 5.0  # for somebody who came before we asked
 MAX_TOLD = 1000
-AT_MOST_TIMES, AT_MOST_MORE = (
-    2,
-    100,
-)  # rounds, beside ours or those of most: nobody ends a run by saying that it is over
 
 T = TypeVar("T")
 
@@ -279,6 +275,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
             await wire.say(Kind.BUSY)
             await wire.finish(CLOSING_S)
             return
+        encounter.epoch, encounter.is_training = self.epoch, self.is_training  # the model's, for which we had to wait
         change = await encounter.accept(wire, Share(self._swarm.peer_id, values, self._terms.weight), offer)
         if encounter.is_dropped:
             await wire.say(Kind.ABORTED)
@@ -348,7 +345,7 @@ class Meetings(ServicerBase):  # type: ignore[misc]
             reached=reached,
             epoch=self.epoch,
             is_training=self.is_training,
-            latest_epoch=AT_MOST_TIMES * max(self.epoch, self._neighbours.typical_epoch()) + AT_MOST_MORE,
+            plausible=self._neighbours.plausible,
         )
         return self._current
 

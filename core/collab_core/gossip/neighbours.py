@@ -10,6 +10,7 @@ from collab_core.gossip.sketch import Sketch, from_bytes
 from collab_core.swarm import Peer, Swarm
 from collab_core.swarm.record import GossipNote
 
+LEEWAY, LEEWAY_ROUNDS = 0.1, 20  # a part of the rounds made, and rounds: whoever meets others is as near to them
 ENDING_SHARE = 0.5  # if more than this part of us is ending, it is over for everyone
 
 
@@ -36,6 +37,12 @@ class Neighbours:
     def typical_epoch(self) -> int:
         """How many rounds those who have trained have made, most of them: no newcomer believes the one with most."""
         return statistics.median_low([peer.record.epoch for peer, _ in self._noted() if peer.record.epoch] or [0])
+
+    def plausible(self, theirs: int, own: int) -> int:
+        """The round that somebody says it is in, as far as it is near ours or that of most: a lie moves us a little."""
+        low, high = sorted((own, self.typical_epoch()))
+        leeway = LEEWAY_ROUNDS + int(LEEWAY * high)
+        return min(max(theirs, low - leeway), high + leeway)
 
     def donors(self, *, min_epoch: int) -> list[str]:
         """Whom a newcomer can ask for a model: those first who have met others about as often as most have."""

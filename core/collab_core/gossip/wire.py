@@ -70,15 +70,19 @@ class Message(BaseModel):
 Epoch = Annotated[int, Field(ge=0, le=MAX_EPOCH)]
 
 
-class Acceptance(Message):
-    """Yes; and what either side says of the model that it brings."""
+class Brought(Message):
+    """What either side says of the model that it brings."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     epoch: Epoch | None
     """Its round; None from somebody who does not train any more, and stays in the round where it is."""
 
 
-class Offer(Acceptance):
+class Acceptance(Brought):
+    """Yes."""
+
+
+class Offer(Brought):
     """Shall we meet?"""
 
     exchange: Annotated[bytes, Field(min_length=ID_BYTES, max_length=ID_BYTES)]

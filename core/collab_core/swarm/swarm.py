@@ -252,7 +252,7 @@ class Swarm(Directory):
         Whoever is known already is asked again: what the DHT told us while we joined may be from many epochs ago.
         """
         deadline = time.monotonic() + FIRST_LOOK_S
-        while self.config.initial_peers and not stop.is_set():
+        while self._bootstrap and not stop.is_set():
             if (self.refresh(is_new=True) and is_enough()) or time.monotonic() > deadline:
                 break
             stop.wait(LOOK_EVERY_S)

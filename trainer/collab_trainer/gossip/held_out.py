@@ -18,16 +18,16 @@ class HeldOut:
     def __init__(self, task: Task, settings: RunSettings, events: EventLog) -> None:
         self._task, self._events = task, events
         self._has_failed = self._is_away = False
-        self._num_rounds = 0  # of ours: a meeting may take us over the one in which it would be due
         self._every = 1 if settings.gossip.stop == "converged" else settings.checkpoints.evaluate
 
+    def is_due(self, num_rounds: int) -> bool:
+        """Whether to measure after so many rounds."""
+        return self._has_failed or (self._every > 0 and num_rounds % self._every == 0)
+
     def measure(self, model: torch.nn.Module, epoch: int, training_loss: float | None) -> float | None:
-        """The loss now, or that of training where it cannot be measured; None if it is not due."""
+        """The loss now, or that of training where it cannot be measured; None if data for it is away."""
         if self._has_failed:
             return training_loss
-        self._num_rounds += 1
-        if not self._every or self._num_rounds % self._every:
-            return None
         try:
             loss = self._task.evaluate(model)
         except Exception as error:  # noqa: BLE001 - a task's own code; mostly it needs data that is not here

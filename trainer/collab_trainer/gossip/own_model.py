@@ -59,6 +59,11 @@ class OwnModel:
         self._good = self._moved(self._good, change)
         self.layout.write(self.model, self._moved(self.layout.read(self.model), change))
 
+    def move(self, rounds: int, last: int) -> None:
+        """Into the round of an average. The last one of the run, if it has one, is not reached by meeting others."""
+        epoch = max(0, self.epoch + rounds)
+        self.epoch = min(epoch, max(self.epoch, last - 1)) if last else epoch
+
     def _moved(self, values: torch.Tensor, change: Change) -> torch.Tensor:
         result = moved(values, change.old, change.average)
         if result is not change.average:  # a running variance would not bear a difference: buffers are averaged

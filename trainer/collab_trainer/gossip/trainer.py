@@ -92,6 +92,7 @@ class GossipTrainer:
         self._num_samples, self._rate = 0, 0.0
         self._was_met = False
         self._num_rounds = 0
+        """What is due every so many rounds goes by ours: a meeting may take us over the one in which it would be."""
         self._round_started = time.monotonic()
 
     @property
@@ -132,7 +133,7 @@ class GossipTrainer:
             throttle=self._session.exchange.throttle,
             faults=self._fail_at,
         )
-        self.meetings.epoch = self.own.epoch
+        self.meetings.epoch = self._num_rounds = self.own.epoch
         self.meetings.tell_lost()
         self.swarm.look_around(lambda: len(self.neighbours) > 0, self.stop)
         if kept is None:
@@ -166,11 +167,11 @@ class GossipTrainer:
         """Take part until stopped, or until the run is over; `enter` comes first."""
         try:
             with contextlib.suppress(StoppedWaiting):
-                has_converged = False
-                while not (self.stop.is_set() or self.is_done() or has_converged):
-                    has_converged = self.run_round()
-                if has_converged or self.is_run_over():
-                    self.end(has_converged=has_converged)
+                is_over = False
+                while not (self.stop.is_set() or self.is_done() or is_over):
+                    is_over = self.run_round()
+                if is_over or self.is_run_over():
+                    self.end()
         finally:
             self.batches.close()
             self.leave()
@@ -275,16 +276,10 @@ class GossipTrainer:
         for change in self.meetings.changes():
             self._was_met = True
             self.own.take(change)
-            if self.verdict.stage == "training":
-                self._move(change.rounds)
             self._tell_met(change)
-
-    def _move(self, rounds: int) -> None:
-        """Into the round of the average. The last one of the run is not reached by meeting others."""
-        epoch = max(0, self.own.epoch + rounds)
-        if last := self.settings.limits.max_epochs:
-            epoch = min(epoch, max(self.own.epoch, last - 1))
-        self.own.epoch = self.meetings.epoch = epoch
+            if self.verdict.stage == "training":
+                self.own.move(change.rounds, self.settings.limits.max_epochs)
+                self.meetings.epoch = self.own.epoch
 
     def verify(self) -> bool:
         """How far we are from the others, told to everyone. Whether most say that the run is over."""
@@ -292,7 +287,10 @@ class GossipTrainer:
             return False
         is_training = self.verdict.stage == "training"
         self.own.epoch += is_training
-        held_out = self._held_out.measure(self.own.model, self.own.epoch, self.loss) if is_training else None
+        self._num_rounds += 1
+        held_out = None
+        if is_training and self._held_out.is_due(self._num_rounds):
+            held_out = self._held_out.measure(self.own.model, self.own.epoch, self.loss)
         is_over = self.verdict.observe(held_out)
         self._publish()
         now = time.monotonic()
@@ -306,7 +304,6 @@ class GossipTrainer:
             is_for_end=self.verdict.is_for_end,
             seconds=round(seconds, 3),
         )
-        self._num_rounds += 1
         if self.config.backup_every and self._num_rounds % self.config.backup_every == 0:
             self._keeping.back_up(self._kept())
         return is_over
@@ -319,10 +316,13 @@ class GossipTrainer:
 
     # --- the end of the run ---
 
-    def end(self, *, has_converged: bool) -> None:
+    def end(self) -> None:
         """Meet some more without training, so that all of us end with nearly the same model."""
+        has_converged = self.verdict.can_end and not self.is_run_over()
         rounds = self.verdict.begin_to_end()
         self.meetings.is_training = False
+        if not has_converged:  # most have made the last round, and give us the model of it
+            self.own.epoch = max(self.own.epoch, self.settings.limits.max_epochs)
         self._num_samples = 0
         self._publish()
         for _ in range(rounds):

@@ -22,6 +22,7 @@ class Verdict:
 
     def __init__(self, settings: RunSettings, neighbours: Neighbours, seed: bytes, initial: torch.Tensor) -> None:
         self._settings, self._neighbours = settings.gossip, neighbours
+        self._has_end = settings.gossip.stop == "converged" or settings.limits.max_epochs > 0
         self._sketcher = Sketcher(seed, initial)
         self._sketch = self._sketcher.sketch(initial)
         self._convergence, self._agreement = Convergence(self._settings), Agreement()
@@ -35,10 +36,11 @@ class Verdict:
         """A round is behind us, with this loss on held-out data. Whether the run is over."""
         self._convergence.observe(self._sketch, self._neighbours.sketches(), loss)
         is_agreed = self._agreement.observe([self.is_for_end, *self._neighbours.votes()])
-        return self.is_ending_elsewhere or (self._can_end and is_agreed)
+        return self.is_ending_elsewhere or (self.can_end and is_agreed)
 
     @property
-    def _can_end(self) -> bool:
+    def can_end(self) -> bool:
+        """Whether the run ends when its trainers find that it is over."""
         return self._settings.stop == "converged"
 
     @property
@@ -48,12 +50,12 @@ class Verdict:
     @property
     def is_for_end(self) -> bool:
         """Our vote."""
-        return self.stage != "training" or (self._can_end and self._convergence.votes)
+        return self.stage != "training" or (self.can_end and self._convergence.votes)
 
     @property
     def is_ending_elsewhere(self) -> bool:
-        """Whether most of the others have stopped to train."""
-        return self._can_end and self._neighbours.is_ending()
+        """Whether most of us, and we are not among them, have stopped to train."""
+        return self._has_end and self._neighbours.is_ending()
 
     def begin_to_end(self) -> int:
         """From now on we only meet others: so many times."""
