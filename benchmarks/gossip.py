@@ -24,7 +24,7 @@ from collab_trainer import Task, TaskContext, collect_assets, load_task
 BATCH_SIZE = 8
 STEPS_PER_ROUND = 2
 NUM_STEPS = 600
-LR = {"allreduce": 0.02, "gossip": 0.04, "converged": 0.04}  # the best of 0.01, 0.02, 0.03 (0.04) and 0.06 for each
+LR = {"allreduce": 0.02, "gossip": 0.04, "converged": 0.04}  # the best of those tried for each, see docs/benchmarks.md
 CONSENSUS = 1e-3
 ENTER_S, STEP_S = 240.0, 2.0
 EARLY = 2
