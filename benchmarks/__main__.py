@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import math
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -68,4 +69,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\nStopped. What was measured is kept; the same command goes on there.", file=sys.stderr)
+        sys.exit(130)
