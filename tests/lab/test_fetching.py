@@ -128,7 +128,8 @@ def test_many_donors_are_quicker_than_one_and_dying_ones_cost_what_was_in_flight
     survived = crowd.join("survivor", kill_at)
     assert survived is not None
     assert survived["is_right"]
-    assert survived["bad"].keys() == survived["lost_bytes"].keys() <= set(others)
+    # what the last one to die was still asked for, somebody else may have given by then: it lost nothing
+    assert survived["lost_bytes"].keys() <= survived["bad"].keys() <= set(others)
     assert survived["lost_bytes"]  # at least one was in the middle of something
     assert all(lost <= MAX_IN_FLIGHT for lost in survived["lost_bytes"].values())
     assert survived["bytes"] <= survived["size"] + survived["late_bytes"]
