@@ -75,11 +75,11 @@ def test_two_that_reach_the_last_round_of_a_run_meet_until_they_leave_with_the_s
         tmp_path,
         strategy__name="gossip",
         strategy__codec="none",
-        strategy__target_batch_size=32,
+        strategy__target_batch_size=128,
         limits__max_epochs=last,
     )
     swarm.aux(run)
-    trainers = [swarm.trainer(name, "--batch-size", size) for name, size in (("quick", "32"), ("slow", "1"))]
+    trainers = [swarm.trainer(name, "--batch-size", size) for name, size in (("quick", "128"), ("slow", "1"))]
     for trainer in trainers:
         assert trainer.wait_for("left", timeout_s=120)["epoch"] == last
         assert trainer.process.wait(20) == 0, trainer.tail()
