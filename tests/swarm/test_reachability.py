@@ -20,7 +20,7 @@ from processes import LOOPBACK, wait_until
 
 from collab_core.errors import CollabError
 from collab_core.state.folder import StateFolder
-from collab_core.swarm import Swarm, SwarmConfig
+from collab_core.swarm import Swarm, SwarmConfig, transport
 from collab_core.swarm.handshake import NotAPeer, who_answers
 from collab_core.swarm.reachability import NAMESPACE, DialBack
 from collab_core.telemetry import EventLog
@@ -191,3 +191,14 @@ def test_a_port_that_was_taken_meanwhile_is_told_of(tmp_path: Path, closing: Clo
     (changed,) = [event for event in events if event["event"] == "port_changed"]
     assert (changed["old"], changed["new"]) == (old, new)
     assert old != new
+
+
+def test_a_free_port_that_somebody_else_gets_first_is_left_to_it(
+    tmp_path: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest_free_port = transport.free_port
+    with socket.create_server(("127.0.0.1", 0)) as quicker:
+        taken = [quicker.getsockname()[1]]
+        monkeypatch.setattr(transport, "free_port", lambda address: taken.pop() if taken else honest_free_port(address))
+        assert port_of(start(tmp_path / "peer", closing)) != quicker.getsockname()[1]
+    assert not taken

@@ -49,6 +49,18 @@ def test_a_newcomer_believes_no_single_peer_about_how_far_the_run_is(town: Town)
     assert [next(iter(town.names_of([donor]))) for donor in donors] == ["late", "early", "liar"]
 
 
+def test_whom_we_met_longest_ago_is_met_next(town: Town) -> None:
+    for name in ("a", "b", "c"):
+        town.hears(name, epoch=3, gossip=SKETCH)
+    neighbours = Neighbours(town.directory)  # type: ignore[arg-type]
+    met: list[str] = []
+    for _ in range(30):
+        met.append(neighbours.partners(1, met)[0])
+    assert all(len(set(met[i : i + 3])) == 3 for i in range(28))
+    assert neighbours.partners(2, met) == met[-3:-1]
+    assert len({neighbours.partners(1, ())[0] for _ in range(100)}) == 3, "otherwise they are drawn at random"
+
+
 class Run:
     """A run with an auxiliary of its organiser, seen by one trainer."""
 

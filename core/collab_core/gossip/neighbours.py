@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from collab_core.gossip.sketch import Sketch, from_bytes
 from collab_core.swarm import Peer, Swarm
@@ -29,10 +29,17 @@ class Neighbours:
     def __len__(self) -> int:
         return sum(1 for _ in self._noted())
 
-    def partners(self, count: int) -> list[str]:
-        """Some of those we can ask, drawn at random. Whom we cannot reach may still ask us."""
+    def partners(self, count: int, met: Sequence[str]) -> list[str]:
+        """Some of those we can ask, drawn at random. Whom we cannot reach may still ask us.
+
+        Args:
+            count: so many.
+            met: they come last, and of them the last one here very last.
+        """
         reachable = [peer.peer_id for peer, _ in self._noted() if peer.record.is_reachable]
-        return random.sample(reachable, min(count, len(reachable)))
+        random.shuffle(reachable)
+        places = {peer_id: place for place, peer_id in enumerate(met)}
+        return sorted(reachable, key=lambda peer_id: places.get(peer_id, -1))[:count]
 
     def typical_epoch(self) -> int:
         """How many rounds those who have trained have made, most of them: no newcomer believes the one with most."""

@@ -81,8 +81,8 @@ def is_free(address: str, port: int) -> bool:
 
 
 def _check_ports(listen: Sequence[str]) -> None:
-    """go-libp2p shares a port with other daemons instead of refusing it, and half of the callers then reach the wrong
-    peer. So we ask the kernel first."""
+    """The daemon is content if it can listen on one of its addresses, and who calls the other then reaches somebody
+    else. So we ask the kernel first."""
     for address in listen:
         place = host_and_port(address)
         if place is not None and place[1]:

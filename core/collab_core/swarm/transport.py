@@ -24,6 +24,7 @@ from collab_core.telemetry.events import EventLog
 
 EVERYWHERE = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0")
 RELAY_TIMEOUT_S = 8.0
+PORT_ATTEMPTS = 4
 CONNECT_ATTEMPTS = 3  # with pauses of 1 and 2 seconds between them
 MAX_MESSAGE_BYTES = 8 * 2**20
 
@@ -144,13 +145,18 @@ class Transport:
                 is_relay=config.role == "aux",
             )
 
-        try:
-            return start(wanted)
-        except SwarmError as error:
-            if error.code is not Code.PORT_TAKEN or config.port is not None or not wanted:
-                raise
-        daemon = start(0)
-        self._events.write("port_changed", old=wanted, new=self.port)
+        port, attempts = wanted, 1 if config.port or _named_port(hosts) else PORT_ATTEMPTS
+        while True:
+            try:
+                daemon = start(port)
+                break
+            except SwarmError as error:
+                attempts -= 1
+                if error.code is not Code.PORT_TAKEN or not attempts:
+                    raise
+                port = 0  # also a free port may be another's before our daemon listens on it
+        if wanted and not port:
+            self._events.write("port_changed", old=wanted, new=self.port)
         return daemon
 
     async def _connect(self, daemon: Daemon, mode: Mode) -> Presence:

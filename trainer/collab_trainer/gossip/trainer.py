@@ -91,6 +91,7 @@ class GossipTrainer:
         self._fail_at = fail_at
         self._num_samples, self._rate = 0, 0.0
         self._was_met = False
+        self._met_at_the_end: list[str] = []  # then everyone in turn: to meet one twice in a row helps nobody
         self._num_rounds = 0
         """What is due every so many rounds goes by ours: a meeting may take us over the one in which it would be."""
         self._round_started = time.monotonic()
@@ -266,7 +267,7 @@ class GossipTrainer:
         if self._was_met or self.stop.is_set():
             return
         self.swarm.publish(phase="averaging")
-        for partner in self.neighbours.partners(NUM_PARTNERS):
+        for partner in self.neighbours.partners(NUM_PARTNERS, self._met_at_the_end):
             outcome = self.meetings.meet(partner, values, self.stop)
             if outcome in (Outcome.MET, Outcome.IN_DOUBT) or self.meetings.is_engaged:
                 return
@@ -280,6 +281,8 @@ class GossipTrainer:
             if self.verdict.stage == "training":
                 self.own.move(change.rounds, self.settings.limits.max_epochs)
                 self.meetings.epoch = self.own.epoch
+            else:
+                self._met_at_the_end.append(change.partner)
 
     def verify(self) -> bool:
         """How far we are from the others, told to everyone. Whether most say that the run is over."""
