@@ -177,7 +177,7 @@ def test_one_that_is_much_slower_ends_with_the_others(
     assert 4 * made[0] < min(made[1:]), made
     mine, *theirs = (one.trainer.own.values() for one in (slow, *others))
     for values in theirs:
-        assert float(((values - mine) ** 2).sum() / (mine**2).sum()) < 1e-4  # a hundred times as much before
+        assert float(((values - mine) ** 2).sum() / (mine**2).sum()) < 1e-4
 
 
 def test_a_newcomer_takes_the_model_of_anybody_and_one_that_comes_back_its_own(
